@@ -5,6 +5,7 @@
 #   LAB_ARGS=--no-browser  more arguments for JupyterLab
 #   OPS="cpu-adam async-io"  what `make offload` builds
 #   MODEL=name CARD=gpu      what `make fit` asks about; FIT_ARGS="--method qlora" adds the rest
+#   CHECK_ARGS=--few         three pages in place of all for `make site-check`
 #   FOLDER=handed_in         where `make scores` finds a class's scoreboards, and notebooks of lab 99
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
 .PHONY: help setup offload lab test quick optional style bytes soak course bench validate fit record notebooks my-labs constraints badges \
-	site slides ready wheelhouse scores colab links release
+	site site-check slides ready wheelhouse scores colab links release
 
 help:  ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +98,10 @@ badges: setup  ## Rewrite all badges from the address in pyproject.toml
 site: setup  ## Build the site of all lessons into build/site, from the stored outputs
 	@$(RUN) tools/extra.py site
 	@$(RUN) tools/website.py
+
+site-check: setup  ## Look at every page and deck in a browser: rules, links, widths, weights (CHECK_ARGS=--few: three)
+	@$(RUN) tools/extra.py site
+	@$(RUN) tools/site_check.py $(CHECK_ARGS)
 
 slides: setup  ## Make a deck of slides from each lesson, in build/slides
 	@$(RUN) tools/slides.py

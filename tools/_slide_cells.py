@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import PurePath
 
 import nbformat
 from nbformat import NotebookNode
@@ -11,11 +13,15 @@ from nbformat import NotebookNode
 MOST_LINES = 12  # of code or printed lines that a room can read
 MOST_ROWS = 12  # of a table
 _HEADING = re.compile(r"^#{1,2} (?P<title>.+)$", re.MULTILINE)
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)  # a comment in it is no heading
 _KEPT = re.compile(r"^(\||\$\$|- |\d+\. |!\[|>|<div)")
 _BET = re.compile(r"^#{1,2} .*\bbet\b", re.MULTILINE | re.IGNORECASE)
 _BET_IS = re.compile(r"\b(bets?)\b")
 _QUESTION = re.compile(r"\*\*Question\b.*", re.DOTALL)
 _CHECKED = re.compile(r"^check\(\"(?P<name>[^\"]+)\", \w+\)\s*\Z", re.MULTILINE)
+_LINK = re.compile(
+    r"(?<!!)\[(?P<words>[^\]]*)\]\((?P<page>[^)\s#:]*\.ipynb)?(?P<place>#[^)\s]*)?(?:\s+\"[^\"]*\")?\)"
+)
 Answers = Callable[[str], str]
 
 
@@ -47,6 +53,17 @@ def slides(
     return nbformat.v4.new_notebook(cells=made, metadata=notebook.metadata)
 
 
+def linked(text: str, place: PurePath, decks: Collection[str]) -> str:
+    """Prose whose links lead from the deck at `place` to other decks; those to what is none are words."""
+
+    def of_deck(link: re.Match[str]) -> str:
+        page = (link["page"] or "").removesuffix(".ipynb") + ".html"
+        there = posixpath.normpath((place.parent / page).as_posix())
+        return f"[{link['words']}]({page})" if there in decks else link["words"]
+
+    return _LINK.sub(lambda link: of_deck(link) if link["page"] or link["place"] else link[0], text)
+
+
 def _of_code(cell: NotebookNode) -> Iterator[NotebookNode]:
     if has_figure(cell):
         yield _typed(_without_code(cell), "subslide")
@@ -72,7 +89,9 @@ def of_bets(cell: NotebookNode) -> str:
 
 def _of_prose(text: str, minutes: Mapping[str, str]) -> Iterator[NotebookNode]:
     """For each heading, itself, its first paragraph, its tables and formulas; all of it in the notes."""
-    starts = [found.start() for found in _HEADING.finditer(text)]
+    code = [found.span() for found in _FENCED.finditer(text)]
+    found = (heading.start() for heading in _HEADING.finditer(text))
+    starts = [at for at in found if not any(begin < at < end for begin, end in code)]
     for begin, end in zip([0, *starts], [*starts, None], strict=True):
         part = text[begin:end].strip()
         if heading := _HEADING.match(part):

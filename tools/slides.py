@@ -14,13 +14,14 @@ import json
 import posixpath
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import nbformat
+from _built import digest, mark
 from _notebook import Target, targets
 from _site_notebooks import Figures, page
-from _slide_cells import slides
+from _slide_cells import linked, slides
 from nbconvert import SlidesExporter
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
@@ -86,10 +87,18 @@ def minutes(root: Path, path: Path) -> dict[str, str]:
     }
 
 
-def deck(root: Path, target: Target, folder: Path) -> tuple[str, Path]:
-    """Write one deck; returns its title, and its place below `folder`."""
-    place = target.path.relative_to("notebooks").with_suffix(".html")
+def place_of(target: Target) -> Path:
+    """Where a lesson's deck lies below the folder of all decks."""
+    return target.path.relative_to("notebooks").with_suffix(".html")
+
+
+def deck(root: Path, target: Target, folder: Path, decks: Collection[str]) -> tuple[str, Path]:
+    """Write one deck, with links to other `decks`; returns its title, and its place below `folder`."""
+    place = place_of(target)
     stored = nbformat.read(root / target.path, as_version=4)
+    for cell in stored.cells:
+        if cell.cell_type == "markdown":
+            cell.source = linked(cell.source, place, decks)
     title = stored.cells[0].source.partition("\n")[0].lstrip("# ")
     made = slides(
         page(stored, place, Figures(folder / "figures", "figures")),
@@ -128,11 +137,15 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         )
         return 1
     shutil.rmtree(options.to, ignore_errors=True)
+    inputs = digest(root)
     chosen = [t for t in lessons if t.path.as_posix() in options.paths] or lessons
-    made = [deck(root, target, options.to) for target in chosen]
+    decks = {place_of(target).as_posix() for target in chosen}
+    made = [deck(root, target, options.to, decks) for target in chosen]
     put_scripts(root, options.to)
     rows = [f'<li><a href="{place}">{html.escape(title)}</a></li>' for title, place in made]
     (options.to / "index.html").write_text(INDEX.format(rows="\n".join(rows)), encoding="utf-8")
+    if chosen == lessons:
+        mark(options.to, inputs)
     print(f"{options.to / 'index.html'}: {len(made)} decks")
     return 0
 

@@ -17,7 +17,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import nbformat
+from _built import digest, mark
 from _notebook import Target, targets
+from _site_frame import mend_frames
 from _site_icons import use_few_icons
 from _site_notebooks import Figures, anchored, page
 from _site_search import scorer
@@ -183,7 +185,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         return 1
     everything = targets(root)
     chosen = [t for t in everything if t.path.as_posix() in options.paths] or everything
-    started = time.perf_counter()
+    started, inputs = time.perf_counter(), digest(root)
     source, site = options.to / "site-source", options.to / "site"
     prepare(root, source, chosen)
     done = build(root, source, site, whole=chosen == everything)
@@ -191,6 +193,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if done.returncode:
         return 1
     use_few_icons(site)
+    mend_frames(site)
+    if chosen == everything:
+        mark(site, inputs)
     megabytes = sum(f.stat().st_size for f in site.rglob("*") if f.is_file()) / 1e6
     print(
         f"{site / 'index.html'}: {len(chosen)} notebooks, {megabytes:.0f} MB, "

@@ -41,11 +41,11 @@ from utils.ranks import (
 from utils.simulation import simulate as simulate, sweep as sweep
 from utils.start import setup as setup
 from utils.techniques import (
-    FlightRecorder as FlightRecorder,
+    NumericsRecorder as NumericsRecorder,
     MixedStep as MixedStep,
     checkpoint_blocks as checkpoint_blocks,
-    computes as computes,
-    low_precision as low_precision,
+    has_native_dtype as has_native_dtype,
+    choose_autocast_dtype as choose_autocast_dtype,
     tf32 as tf32,
 )
 from utils.traffic import traffic as traffic

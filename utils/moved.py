@@ -76,6 +76,7 @@ _OTHERS = {
     "utils.planner.saved": "utils.planner.saved_tensors",
     "utils.planner.scaling": f"{_LESSON}17.scaling",
     "utils.planner.scaling_fit": f"{_LESSON}17.scaling_fit",
+    "utils.planner.setup": "utils.planner.plan_context",
     "utils.planner.tensor_traffic": f"{_LESSON}12.tensor_traffic",
     "utils.ranks.hosts": f"{_LESSON}11.hosts",
     "utils.ranks.lines": "utils.ranks.printed_lines",
@@ -196,8 +197,20 @@ _NAMES = {
     f"{_LESSON}17.scaling": "utils.planner CHINCHILLA REPLICATION ScalingLaw UNROUNDED",
     f"{_LESSON}17.scaling_figures": "utils.views draw_purchase draw_runs",
     f"{_LESSON}17.scaling_fit": "utils.planner fit_law leave_one_out",
+    "utils.clinic.ward": "utils.clinic sick=examine_over_budget",
+    "utils.memory.holdings": "utils.memory Held=ReachableStorage held=reachable_storages",
+    "utils.parallel.checkpoint_folder": "utils.parallel named=list_checkpoints",
+    "utils.parallel.context": "utils.parallel share_sequences=apply_cp",
+    "utils.parallel.data": "utils.parallel own_batches=local_batches own_positions=local_positions own_rows=local_rows",
+    "utils.parallel.pipeline": "utils.parallel cut=keep_chunk",
+    "utils.parallel.shard": "utils.parallel reduce_late=reduce_on_last_micro_batch shard_states=apply_fsdp",
+    "utils.parallel.tensor": "utils.parallel split_tensors=apply_tp",
+    "utils.parallel.train": "utils.parallel clip=clip_grad_norm",
+    "utils.planner.search": "utils.planner Plans=SearchResult Space=SearchSpace",
     "utils.ranks.elastic": "utils.ranks Patience run_elastic",
     "utils.ranks.recovery": "utils.ranks ElasticRun Fault Recovery",
+    "utils.techniques.flight_recorder": "utils.techniques FlightRecorder=NumericsRecorder",
+    "utils.techniques.precision": "utils.techniques computes=has_native_dtype low_precision=choose_autocast_dtype",
 }
 _HOME = {
     f"{package}.{earlier}": (home, name or earlier)

@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from utils.lessons.lesson_13.own_schedule import OwnSchedule
 from utils.lessons.lesson_13.timed import SleepingStage
 from utils.parallel import chunks_of, read_program, stage_owners
-from utils.planner.schedules import Run, order, run, timed
+from utils.planner.schedules import Run, run_schedule, schedule_actions, timed
 from utils.ranks import run_ranks
 
 from .conftest import Report
@@ -39,7 +39,11 @@ CHUNKS = {
 def asleep(name: str, micro_batches: int = MICRO_BATCHES):
     """A worker: the program that ran, as texts, and when each pass of this rank did."""
     rank, count = dist.get_rank(), CHUNKS[name]
-    own = OwnSchedule(order(name.lower(), RANKS, micro_batches)) if name == "ZB-H1" else None
+    own = (
+        OwnSchedule(schedule_actions(name.lower(), RANKS, micro_batches))
+        if name == "ZB-H1"
+        else None
+    )
     held, nap = own.held(rank) if own else chunks_of(name, rank, RANKS, count), NAP * RANKS / count
     parts = [SleepingStage(s, nap, nap, nap) for s in held]
     stages = [PipelineStage(p, p.stage, count, torch.device("cpu")) for p in parts]
@@ -67,7 +71,7 @@ def ran(name: str, micro_batches: int = MICRO_BATCHES) -> tuple[list, Run]:
     results = run_ranks(asleep, RANKS, name, micro_batches)
     rows = read_program(results[0][0])
     if not rows:
-        rows = order(name.lower(), RANKS, micro_batches)
+        rows = schedule_actions(name.lower(), RANKS, micro_batches)
     return rows, timed(rows, {a: span for _, spans in results for a, span in spans.items()})
 
 
@@ -87,7 +91,7 @@ def test_bubbles(name: str, costs: tuple[float, float], report: Report) -> None:
     launch, message = costs
     rows, found = ran(name)
     nap, work = NAP * RANKS / len(stage_owners(rows)), 3 * MICRO_BATCHES * NAP
-    drawn = run(rows, nap, 2 * nap, message, launch=launch)
+    drawn = run_schedule(rows, nap, 2 * nap, message, launch=launch)
     what = (
         f"{name}, p = {RANKS}, m = {MICRO_BATCHES}, sleep {NAP} s: bubble {found.total / work - 1:.3f}, "
         f"drawn {drawn.total / work - 1:.3f}; apart"

@@ -15,7 +15,7 @@ from evidence.validation.tables import table
 from utils.catalog import ModelShape, model_shape
 from utils.memory import Category, Measurement
 from utils.planner import Plan
-from utils.planner.schedules import order
+from utils.planner.schedules import schedule_actions
 from utils.planner.stages import padded_vocabulary
 from utils.units import GIB, MIB
 
@@ -124,7 +124,7 @@ def _on(
         workspace_bytes=platform.workspace_bytes,
         cached_stand_ins=platform.cached_stand_ins,
     )
-    passes = order("1f1b", pp, micro_batches, rank.chunks)[-1]
+    passes = schedule_actions("1f1b", pp, micro_batches, rank.chunks)[-1]
     return share_step(rank, passes, sequences, length, platform.device)
 
 
@@ -169,7 +169,7 @@ def korthikanti_activations(name: str, optimized: bool) -> int:
         last=True,
         scores="recomputed" if optimized else "kept",
     )
-    passes = order("1f1b", 1, 1)[0]
+    passes = schedule_actions("1f1b", 1, 1)[0]
     found = share_step(rank, passes, BATCHES[name][1], 2048, "A100 80GB")
     return sum(
         block.bytes

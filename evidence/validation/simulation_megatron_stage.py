@@ -7,7 +7,7 @@ from evidence.validation.simulation_megatron_step import share_step
 from utils.catalog import ModelShape, model_shape
 from utils.memory import Category, Measurement
 from utils.planner import Plan
-from utils.planner.schedules import order
+from utils.planner.schedules import schedule_actions
 from utils.planner.stages import padded_vocabulary
 
 STATES = (Category.PARAMETERS, Category.OPTIMIZER_STATE, Category.BUFFERS)  # gradients are a buffer
@@ -57,7 +57,7 @@ def megatron_stage(
         scores="flash" if plan.attention == "flash" else scores,
     )
     m = _filling(plan, stage)
-    passes = order(plan.schedule, plan.pp, m, plan.virtual_stages)[stage]
+    passes = schedule_actions(plan.schedule, plan.pp, m, plan.virtual_stages)[stage]
     return share_step(rank, passes, plan.micro_batch, length, device)
 
 

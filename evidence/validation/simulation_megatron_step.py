@@ -132,7 +132,7 @@ def share_step(
 
     Args:
         rank: the share.
-        order: forward and backward passes (`utils.planner.schedules.order`).
+        order: forward and backward passes (`utils.planner.schedules.schedule_actions`).
         micro_batch, length: sequences and tokens in each.
         device: a GPU of the catalog.
     """

@@ -31,7 +31,7 @@ from torch import nn
 
 from utils import draw_breakdown, draw_timeline, explore, fit, fit_model, format_bytes, show
 from utils.catalog.devices import DEVICES
-from utils.fitting import Recipe, auto_class, mixed_precision, model_config, model_names, script
+from utils.fitting import Recipe, auto_class, mixed_precision, model_config, model_names, script, studio_line
 from utils.lessons.lesson_00a.map_figure import draw_map, map_of
 
 # %% [markdown]
@@ -64,7 +64,9 @@ table = pd.DataFrame([tried.row() for tried in rows]).set_index("cure")
 display(table.drop(columns="line").style.set_caption("Simulated bytes, predicted seconds; last: sets of several"))
 print("Tried, and gains nothing here:", ", ".join(tried.name for tried in found.without_gain) or "none")
 print(*(f"Not tried: {name}: {why}\n" for name, why in found.refused.items()), sep="", end="")
-print("A cheap set that fits:", best.name if best else "it fits as asked")
+print("A cheap set that fits:" if found.runs.fits else "Nothing fits; this saves most:", best.name if best else "it fits as asked")
+if line := studio_line(found):  # more than these cards
+    print("For lesson 15, in place of its line `shape = ...`:", line)
 print("The lines of all:", *(f"{cure.name}: {cure.line}" for tried in found.cures for cure in tried.cures), sep="\n    ")
 show(draw_breakdown([found.verdict.named("as asked"), *(tried.verdict.named(tried.name) for tried in rows)],
                     title=f"{MODEL}: bytes at the peak", limit=found.verdict.room),
@@ -134,4 +136,5 @@ pd.DataFrame([tried.row() for tried in own.cures]).set_index("cure")[["needed", 
 # **Next.** Why each of these works, and what it costs: [where memory goes](beginner/01_where_memory_goes.ipynb),
 # [checkpointing](intermediate/05_checkpointing.ipynb), [seven billion on 24 GB](intermediate/06_seven_billion.ipynb),
 # [offload](intermediate/07_offload.ipynb), [sharding](intermediate/09_sharding.ipynb),
-# [the clinic](intermediate/10_oom_clinic.ipynb); beyond some cards, [the design studio](advanced/15_design_studio.ipynb).
+# [the clinic](intermediate/10_oom_clinic.ipynb). Where no change fits, the second section prints your model's shape: a line that
+# you copy into the last section of [the design studio](advanced/15_design_studio.ipynb).

@@ -18,27 +18,16 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Containers have no user namespaces for a sandbox, and nothing here may call out.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from _browser import FLAGS, find_browser  # noqa: E402
+
+__all__ = ["ROOT", "browser_page", "copy_course", "find_browser", "jupyter_lab"]
 # Without windowing every cell is in the page, also those that are scrolled away.
 SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
-
-
-def find_browser() -> str | None:
-    """The path of an installed Chromium, None where there is none."""
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def copy_course(target: Path) -> Path:

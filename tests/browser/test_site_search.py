@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,7 @@ pytest.importorskip("playwright")
 pytest.importorskip("axe_playwright_python")
 pytest.importorskip("myst_nb")
 
-from .course import ROOT, find_browser
-from .site_pages import Reader, reader, served
+from .site_pages import Reader, build_site, find_browser, reader, served, told
 
 pytestmark = pytest.mark.slow
 FIRST = 3
@@ -59,7 +56,7 @@ TYPED = {
 
 def results(one: Reader, typed: str) -> list[str]:
     """The titles that the search shows, best first."""
-    one.page.goto(f"{one.address}search.html?q={typed.replace(' ', '+')}")
+    one.open(f"search.html?q={typed.replace(' ', '+')}")
     one.page.wait_for_selector(FOUND)
     one.page.wait_for_function("() => /found|matching/.test(document.body.innerText)")
     return one.page.locator(FOUND).all_inner_texts()
@@ -67,11 +64,8 @@ def results(one: Reader, typed: str) -> list[str]:
 
 def test_what_people_type_leads_to_its_lesson(tmp_path: Path) -> None:
     browser = find_browser() or pytest.skip("no Chromium (on Debian: apt install chromium)")
-    command = [sys.executable, "tools/website.py", "--to", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    missed = {}
-    with served(tmp_path / "site") as address, reader(browser, address) as one:
+    site, missed = build_site(tmp_path), {}
+    with served(site) as address, reader(browser, address) as one:
         for lesson, questions in TYPED.items():
             for typed in questions:
                 shown = results(one, typed)[:FIRST]
@@ -79,4 +73,4 @@ def test_what_people_type_leads_to_its_lesson(tmp_path: Path) -> None:
                     missed[typed] = shown
     assert sum(map(len, TYPED.values())) >= 50
     assert missed == {}, f"these do not lead to their lesson: {missed}"
-    assert one.complaints == [], "\n".join(one.complaints)
+    assert one.findings == [], told(one.findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +149,9 @@ def test_a_recipe_takes_what_the_program_written_by_hand_takes(name: str, tiny: 
     ],
 )
 def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path) -> None:
-    recipe, config = BASE.but(**changes), building.shallower(model_config(tiny), 32)
+    recipe, config = BASE.but(**changes), building.shallower(model_config(tiny), 17)
     short = building.depths(config, recipe)
-    assert short.small is not None, "32 layers are to be extended from three shallow models"
+    assert short.small is not None, "17 layers are to be extended from three shallow models"
     found = Trials("tiny", config, CARD).verdict(recipe).peak_bytes
     whole = simulate(
         lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
@@ -160,6 +161,26 @@ def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path)
         device=CARD,
     )
     assert found == whole.peak_bytes
+
+
+def test_an_encoder_and_its_decoder_are_extended_together() -> None:
+    config: Any = hf.WhisperConfig(
+        d_model=64, encoder_layers=7, decoder_layers=7, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=64,
+        max_source_positions=32, max_target_positions=32, pad_token_id=0, decoder_start_token_id=1,
+    )  # fmt: skip
+    recipe = BASE.but(method="full", tokens=32)
+    assert building.depths(config, recipe.but(checkpointing=2)).small is None, "1, 3 and 5 are more"
+    found = Trials("whisper", config, CARD).verdict(recipe)
+    assert "Extended from 1, 2 and 3 layers to 7" in " ".join(found.notes)
+    whole = simulate(
+        lambda: building.build(hf.AutoModelForSpeechSeq2Seq, config, recipe),
+        lambda model, optimizer: building.step(
+            model, optimizer, micro_batch(config, recipe), recipe
+        ),
+        device=CARD,
+    )
+    assert found.peak_bytes == whole.peak_bytes
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +213,7 @@ def test_no_more_blocks_are_recomputed_than_leave_a_margin(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = BASE.but(tokens=256, micro_batch=8)
-    config = building.shallower(model_config(tiny), 32)
+    config = building.shallower(model_config(tiny), 29)  # one more than whole threes and fours
     ways = [(0, 0), *fitted.FEWER, (1, 0)]
     trials = Trials("tiny", config, CARD)
     needs = {
@@ -203,9 +224,10 @@ def test_no_more_blocks_are_recomputed_than_leave_a_margin(
     room = int(1.12 * needs[1, 3])  # two thirds of the blocks leave a margin, half do not
     assert room < 1.11 * needs[2, 0]
     monkeypatch.setattr(fitted, "usable_bytes", lambda card: room)
-    whole = Trials("tiny", config, CARD)
-    every = whole.tried(recipe, [checkpointing_of(1)])
-    found = fitted._thinned(whole, recipe, every, [every])
+    smaller = {way: replace(verdict, usable_bytes=room) for way, verdict in trials.found.items()}
+    on_it = Trials("tiny", config, CARD, smaller)
+    every = on_it.tried(recipe, [checkpointing_of(1)])
+    found = fitted._thinned(on_it, recipe, every, [every])
     assert found.name == "checkpointing of all but every third block"
 
 

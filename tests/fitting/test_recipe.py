@@ -25,6 +25,10 @@ from utils.fitting import Recipe, mixed_precision
         ({"checkpointing": 1, "spared": 1}, "spared to 2 or more"),
         ({"step_in_backward": True, "accumulation": 2}, "Set accumulation=1"),
         ({"step_in_backward": True, "cards": 2}, "Set cards=1"),
+        ({"offload_states": True, "method": "qlora"}, "method='lora' or 'full'"),
+        ({"offload_states": True, "optimizer": "adamw-8bit"}, "optimizer='adamw'"),
+        ({"offload_states": True, "step_in_backward": True}, "step_in_backward=False"),
+        ({"offload_states": True, "precision": "fp16-mixed"}, "precision='bf16-mixed'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_could(fields: dict[str, Any], says: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +23,7 @@ from utils.ranks.torchrun import run_torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 STEPS = 3
-QUICK = ("adapters, checkpointed, accumulated", "four bits")
+QUICK = ("adapters, checkpointed, accumulated", "four bits", "states on the host")
 BASE = Recipe(tokens=64, micro_batch=2, rank=4, method="full", precision="fp32")
 RECIPES = {
     "plain": BASE,
@@ -36,12 +38,19 @@ RECIPES = {
     "four bits": BASE.but(method="qlora", precision="bf16-mixed"),
     "chunked, on the host": BASE.but(loss="chunked", offload_activations=True, checkpointing=2),
     "step in backward": BASE.but(step_in_backward=True, optimizer="sgd"),
+    "states on the host": BASE.but(offload_states=True),
 }
 
 
+@functools.cache
+def trials_of(tiny: Path) -> Trials:
+    """One for all tests here: each recipe is simulated once."""
+    return Trials("tiny", model_config(tiny), "RTX 4090")
+
+
 def written(folder: Path, recipe: Recipe, tiny: Path) -> Path:
-    verdict = Trials("tiny", model_config(tiny), "RTX 4090").verdict(recipe)
     file = folder / "train.py"
+    verdict = trials_of(tiny).verdict(recipe)
     file.write_text(script(verdict, hf.AutoModelForCausalLM, str(tiny)), encoding="utf-8")
     return file
 
@@ -95,10 +104,11 @@ def test_the_file_trains_as_the_course_does(name: str, tiny: Path, tmp_path: Pat
     assert "tokenizer.json" in saved, "what was trained can be loaded with its tokenizer"
 
 
+@pytest.mark.parametrize("offload", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_processes_train_as_one_that_has_both_texts(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    offload: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = BASE.but(cards=2, checkpointing=1)
+    recipe = BASE.but(cards=2, checkpointing=1, offload_states=offload)
     file = written(tmp_path, recipe, tiny)
     monkeypatch.chdir(tmp_path)  # it saves where it runs
     done = run_torchrun(file, 2, tiny / "texts.txt", tiny, STEPS, timeout_seconds=300)
@@ -109,19 +119,27 @@ def test_two_processes_train_as_one_that_has_both_texts(
 
 
 def test_a_text_that_is_too_short_and_too_many_processes_end_in_a_sentence(
-    tiny: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = written(tmp_path, BASE, tiny)
     (tmp_path / "short.txt").write_text("no")
     for arguments, ranks, says in (
-        (["short.txt", str(tiny)], "1", "a step takes 128: give a longer text"),
+        ([str(tmp_path / "short.txt"), str(tiny)], "1", "a step takes 128: give a longer text"),
         ([str(tiny / "texts.txt"), str(tiny)], "2", "This recipe is for 1 processes, and 2 run"),
     ):
-        done = subprocess.run(
-            [sys.executable, file, *arguments], cwd=tmp_path, capture_output=True, text=True,
-            timeout=300, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": ranks},
-        )  # fmt: skip
-        assert done.returncode == 1 and says in done.stderr
+        monkeypatch.setattr(sys, "argv", [str(file), *arguments])
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+        with pytest.raises(SystemExit, match=says):  # a sentence there is an exit code of 1
+            runpy.run_path(str(file), run_name="__main__")
+
+
+def test_the_file_pins_and_gathers_by_gloo_where_there_is_a_gpu(tiny: Path, tmp_path: Path) -> None:
+    """No GPU is here: the lines that one takes are read."""
+    text = written(tmp_path, RECIPES["states on the host"], tiny).read_text()
+    assert "pinned = torch.cuda.is_available()" in text
+    assert "CPUOffloadPolicy(pin_memory=pinned) if offload else" in text
+    assert "    shard(model, torch.bfloat16, offload=True)\n" in text and "device_map" not in text
+    assert "joined(1, sharded=True)" in text and '"cpu:gloo,cuda:nccl"' in text
 
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]

@@ -175,7 +175,7 @@ def good() -> dict[str, Any]:
     by_annotation = {
         "ModelShape | str": shape, "ModelShape": shape, "Cluster": cluster, "Plan": plan,
         "Batch": batch, "Batch | list[Batch] | tuple[Batch, ...]": batch, "Estimate": estimate,
-        "Sequence[Estimate]": [estimate], "Space": planner.Space(), "nn.Module": model,
+        "Sequence[Estimate]": [estimate], "SearchSpace": planner.SearchSpace(), "nn.Module": model,
         "torch.optim.Optimizer": optimizer, "Tensor": torch.ones(16, 16), "str": "a", "int": 2,
         "float": 2.0, "bool": False, "float | None": None, "Models": model,
         "nn.Module | Sequence[nn.Module]": model, "Measurement": run, "MemoryTimeline": run.timeline,
@@ -227,7 +227,7 @@ def good() -> dict[str, Any]:
         "TensorDataset": None, "ModelShape.family": "llama", "ModelShape.heads": 2, "ModelShape.hidden": 4, "Fault.kind": "kill",
         "GPTBlock.heads": 2, "GPTBlock.hidden": 8, "NumberFormat.exponent_bits": 5, "NumberFormat.mantissa_bits": 10, "Cluster.gpu": "T4",
         "check.name": "01.no_such", "measure_disk.folder": ".", "sharded_loader.batch": 4, "op_problem.name": "CPUAdam",
-        "recorded_table.experiment": "resnet50", "low_precision.device": "cpu", "decide.options": [option], "decide.weights": {"usd": 1.0},
+        "recorded_table.experiment": "resnet50", "choose_autocast_dtype.device": "cpu", "decide.options": [option], "decide.weights": {"usd": 1.0},
         "accumulated_backward.micro_batches": [torch.ones(2, 4)], "accumulated_backward.summed_loss": lambda m, b: m(b).sum(),
         "accumulated_backward.count": lambda b: len(b), "draw_losses.curves": {"a": [1.0, 2.0]}, "draw_cluster.history": [],
         "quantize_weights.method": "rtn", "quantize_weights.tokens": torch.zeros(2, 4, dtype=torch.long), "step_cost.attention_flops": 0.0,
@@ -242,7 +242,7 @@ def good() -> dict[str, Any]:
         "draw_context_memory.memory_bytes": {"a": {8: 1.0, 16: 2.0}}, "draw_decoding.bound": [1.0, 2.0], "draw_decoding.published": [1.0, 2.0],
         "draw_forgotten.uninterrupted": [3.0, 2.0, 1.0], "draw_forgotten.resumed": {"a": [1.5]}, "draw_forgotten.first_step": 1,
         "Account.model_flops": 1e15, "ScalingLaw.a": 400.0, "ScalingLaw.b": 400.0, "ScalingLaw.alpha": 0.3, "ScalingLaw.beta": 0.3,
-        "ScalingLaw.e": 1.7, "linears_of.module": net(), "inputs_of.layers": {"a": nn.Linear(16, 16)}, "FlightRecorder.model": model,
+        "ScalingLaw.e": 1.7, "linears_of.module": net(), "inputs_of.layers": {"a": nn.Linear(16, 16)}, "NumericsRecorder.model": model,
         "stream_blocks.link": link_to_host(), "Price.usd_per_gpu_hour": 1.0, "Price.as_of": "2026-01-01", "draw_staircase.predicted_bytes": {"a": {2: 1.0, 4: 2.0}},
         "OffloadedOptimizer.optimizer": torch.optim.AdamW(net().parameters()), "merge_lora.model": net(), "add_lora.targets": ["0"],
     }  # fmt: skip

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from utils.lessons.lesson_12.tensor_layers import vocabulary_cross_entropy
 from utils.lessons.lesson_12.tensor_split import split_layers
 from utils.models import Transformer, TransformerConfig
-from utils.parallel.tensor import split_tensors
+from utils.parallel.tensor import apply_tp
 from utils.traffic.collectives import Traffic
 from utils.traffic.counter import traffic
 
@@ -74,7 +74,7 @@ def by_dtensor(config: TransformerConfig, dtype: torch.dtype, sequence: bool) ->
     """A worker: split by `tensor`."""
     part = model(config, dtype)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    split_tensors(part, mesh, sequence=sequence)
+    apply_tp(part, mesh, sequence=sequence)
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(part(x).flatten(0, 1), y.flatten())

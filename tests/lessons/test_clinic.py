@@ -21,9 +21,9 @@ from utils.clinic import (
     Patient,
     admit,
     examine,
+    examine_over_budget,
     pinned_bytes,
     replay,
-    sick,
     smallest_capacity,
 )
 from utils.lessons.lesson_10 import full_loader
@@ -90,7 +90,7 @@ CURES: dict[str, Callable[[Patient], Patient]] = {
 
 @pytest.fixture(scope="module")
 def before() -> dict[str, Examination]:
-    return {name: sick(admit(name)) for name in PATIENTS}
+    return {name: examine_over_budget(admit(name)) for name in PATIENTS}
 
 
 @pytest.mark.parametrize("name", PATIENTS)
@@ -217,7 +217,7 @@ def test_the_experiment_has_a_row_before_and_one_after_the_cure() -> None:
 def test_a_patient_that_is_cured_already() -> None:
     cured = CURES["validation"](admit("validation"))
     with pytest.raises(NothingToCureError, match="there is nothing to cure") as caught:
-        sick(cured)
+        examine_over_budget(cured)
     assert "validation" in str(caught.value), "the sentence names the patient"
 
 

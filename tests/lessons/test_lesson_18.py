@@ -16,6 +16,8 @@ from utils.lessons.lesson_18 import workers
 from utils.lessons.lesson_18.at_size import RANKS as GPUS
 from utils.lessons.lesson_18.at_size import of_one_rank
 from utils.lessons.lesson_18.compare import apart, gathered, sent_bytes
+from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
+from utils.lessons.lesson_18.library import pytorch_ring, pytorch_sent_bytes
 from utils.lessons.lesson_18.pieces import attend_piece
 from utils.lessons.lesson_18.records.growth import LINES, peak_bytes, recorded
 from utils.lessons.lesson_18.refusals import check_heads, check_length
@@ -61,6 +63,19 @@ def test_a_shared_sequence_is_one_process_and_sends_what_the_formula_says(
         assert sent_bytes(found.put_in, RANKS) == moved(numbers)
 
 
+BF16 = 2**-8
+
+
+@pytest.mark.parametrize("way", ["ours", "alltoall", "allgather"])
+def test_in_16_bits_gradients_travel_in_32_as_in_pytorchs_own_ring(way: str) -> None:
+    attention = ring_attention if way == "ours" else pytorch_ring(way)
+    given = (RANKS, attention, laid_out(True), 2, 2, LENGTH, WIDTH, torch.bfloat16)
+    for found in run_ranks(apart, *given):
+        assert found.relative < 3 * BF16
+        counted = found.put_in.get("send") or pytorch_sent_bytes(found.put_in, RANKS)
+        assert counted == (8 * RANKS - 4) * 2 * LENGTH // RANKS * 2 * WIDTH
+
+
 def held_between(attention: Callable[..., Tensor]) -> tuple[int, int]:
     """Bytes that a ring keeps from forward for backward, and those of its own tensors."""
     q, k, v = (torch.randn(1, n, LENGTH // RANKS, WIDTH, requires_grad=True) for n in (4, 2, 2))
@@ -90,6 +105,18 @@ def test_every_token_lies_on_one_rank_and_zigzag_makes_work_even(ranks: int, zig
     work = [int((mine + 1).sum()) for mine in own]
     assert sum(work) == pairs_of(LENGTH, LENGTH, causal=True)
     assert (len(set(work)) == 1) == (zigzag or ranks == 1)
+
+
+def test_the_pictures_say_who_holds_and_who_sends() -> None:
+    in_order, zigzag, rounds = draw_holders().axes
+    assert in_order.get_title(loc="left").endswith("2, 6, 10, 14")
+    assert zigzag.get_title(loc="left").endswith("8, 8, 8, 8")
+    told = [text.get_text() for text in rounds.texts]
+    assert told.count("keys 0, 7\n1, 6 see 0") == told.count("keys 2, 5\n6 sees 2, 5") == 1
+    before, _, after = draw_exchange().axes
+    sent, came = ([text.get_text() for text in axes.texts] for axes in (before, after))
+    assert sent.count("stays") == came.count("stayed") == RANKS
+    assert sent[RANKS:][:RANKS] == ["to 0", "stays", "to 2", "to 3"], "rank 1 sends"
 
 
 def test_a_piece_of_grouped_queries_is_softmax() -> None:
@@ -169,10 +196,11 @@ def test_seven_billion_at_128k_around_a_ring() -> None:
         "qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing",
         attend=ring_attention, layers=4,
     )  # fmt: skip
-    sent = {row.collective: row for row in found.traffic}["send"]
-    passes = (3 * GPUS - 2) + (GPUS - 1)  # with checkpoints forward goes around twice
-    assert sent.calls == 4 * passes
-    assert sent.payload_bytes == 4 * passes * 2 * (131_072 // GPUS) * 4 * 128 * 2
+    sent = [row for row in found.traffic if row.collective == "send"]
+    keys, gradients = 3 * (GPUS - 1), GPUS  # with checkpoints forward goes around twice
+    assert sum(row.calls for row in sent) == 4 * (keys + gradients)
+    numbers = 4 * 2 * (131_072 // GPUS) * 4 * 128  # of a move, in four layers
+    assert sum(row.payload_bytes for row in sent) == numbers * (2 * keys + 4 * gradients)
 
 
 @pytest.mark.parametrize("line", ["both", "both, over a ring of 8"])

@@ -16,7 +16,7 @@ from utils.lessons.lesson_19 import at_size, routing, workers
 from utils.lessons.lesson_19.exchange import RoutingError, gathered_counts, held_experts
 from utils.lessons.lesson_19.layers import Mixture, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.mistakes import once
-from utils.lessons.lesson_19.training import train
+from utils.lessons.lesson_19.training import first_come, train
 from utils.ranks import run_ranks
 from utils.traffic.counter import traffic
 
@@ -193,6 +193,20 @@ def test_a_busy_rank_keeps_what_its_rows_need() -> None:
     ]
     assert rows[0] == 48 * 4 * 8 * at_size.TOKENS * 2048 * 2
     assert rows[1] == 1.125 * rows[0], "what it puts in follows what came, in two of four exchanges"
+
+
+def test_recomputed_experts_keep_the_vector_alone() -> None:
+    kept, again = (at_size.qwen3_30b_a3b(recompute=recompute) for recompute in (False, True))
+    saved = kept.peak_bytes - again.peak_bytes
+    assert saved == pytest.approx(48 * 8 * at_size.TOKENS * 2 * 4 * 768, rel=0.05)
+    assert again.traffic == kept.traffic, "no row travels twice"
+
+
+def test_whose_rows_find_room() -> None:
+    choice = torch.tensor([[0, 1], [0, 2], [0, 1], [2, 0]])
+    kept = first_come(choice, 4, 2.0)
+    assert kept.tolist() == [[True, True], [True, True], [False, True], [True, False]]
+    assert first_come(choice, 4, 4.0).all(), "room for the fullest expert drops nothing"
 
 
 def test_rows_that_leave_a_node() -> None:

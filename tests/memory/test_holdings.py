@@ -1,9 +1,9 @@
-"""`held`: every storage once, by its shortest path, whatever keeps it."""
+"""`reachable_storages`: every storage once, by its shortest path, whatever keeps it."""
 
 import torch
 from torch import nn
 
-from utils.memory import Category, held, measure
+from utils.memory import Category, measure, reachable_storages
 from utils.memory.measurement import Measurement
 
 
@@ -12,7 +12,7 @@ def test_parameters_gradients_and_moments_have_names():
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    rows = held(model=model, optimizer=optimizer)
+    rows = reachable_storages(model=model, optimizer=optimizer)
     assert ("model._parameters['weight']", "float32", 48) in rows
     assert ("model._parameters['weight'].grad", "float32", 48) in rows
     assert sum(row.bytes for row in rows) == 4 * 4 * 15 + 2 * 4  # and two step counters
@@ -22,7 +22,7 @@ def test_views_and_cycles_count_once_and_meta_not_at_all():
     base = torch.zeros(100, dtype=torch.bfloat16)
     keeper = {"views": [base[:10], base[20:]], "meta": torch.zeros(5, device="meta")}
     keeper["self"] = keeper
-    (row,) = held(keeper=keeper)
+    (row,) = reachable_storages(keeper=keeper)
     assert row == ("keeper['views'][0]", "bfloat16", 200)
     assert "200 B" in str(row) and "keeper['views'][0]" in str(row)
 

@@ -23,7 +23,7 @@ from utils.parallel.checkpoint_folder import (
     CHECKSUMS,
     begin,
     beyond,
-    named,
+    list_checkpoints,
     newest_whole,
     problems,
     publish,
@@ -68,7 +68,7 @@ def save(folder: Path, step: int, keep: int, content: bytes) -> Path:
             os.fsync(file.fileno())  # a moment at which a kill may come
     write_list(new, {name: (len(data), zlib.crc32(data)) for name, data in files.items()}, 1)
     final = publish(new)
-    remove(beyond(named(folder), keep, lambda path: not problems(path)))
+    remove(beyond(list_checkpoints(folder), keep, lambda path: not problems(path)))
     return final
 
 
@@ -111,7 +111,9 @@ def live(folder: Path, history: list[tuple[Any, ...]], keep: int) -> None:
             assert whole[-1:] in ([content], before[-1:]), "what was just written stays"
             whole = left
         elif len(whole) > 1:  # damage to the last whole one would leave none, whatever was done
-            path = sorted(p for p in named(folder) if not problems(p))[which % len(whole)]
+            path = sorted(p for p in list_checkpoints(folder) if not problems(p))[
+                which % len(whole)
+            ]
             whole.remove(content_of(path))
             files = sorted(path.iterdir())
             DAMAGES[what](files[moment % len(files)], moment)
@@ -121,7 +123,7 @@ def live(folder: Path, history: list[tuple[Any, ...]], keep: int) -> None:
 
 
 def all_whole(folder: Path) -> list[bytes]:
-    return [content_of(path) for path in named(folder) if not problems(path)]
+    return [content_of(path) for path in list_checkpoints(folder) if not problems(path)]
 
 
 def through(history: list[tuple[Any, ...]], keep: int) -> None:

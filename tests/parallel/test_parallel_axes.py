@@ -18,20 +18,20 @@ from utils.parallel import (
     ParallelDims,
     accumulated_passes,
     adamw,
+    apply_fsdp,
+    apply_tp,
     chunks_of,
-    clip,
-    cut,
+    clip_grad_norm,
     device_mesh,
     gathered_attention,
+    keep_chunk,
     keep_scores,
+    local_positions,
+    local_rows,
     materialise,
-    own_positions,
-    own_rows,
     pipeline_passes,
     recompute,
-    reduce_late,
-    shard_states,
-    split_tensors,
+    reduce_on_last_micro_batch,
     summed_loss,
     token_weight,
 )
@@ -79,7 +79,7 @@ def apart(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> fl
 
 def _tensor(sequence: bool) -> tuple[float, float, dict[str, int]]:
     mesh, whole, (inputs, targets) = device_mesh(ParallelDims(tp=2), "cpu"), model(), tokens()
-    split_tensors(whole, mesh["tp"], sequence=sequence)
+    apply_tp(whole, mesh["tp"], sequence=sequence)
     with loss_parallel(), CommDebugMode() as sent:
         loss = summed_loss(whole(inputs), targets) / targets.numel()
         forward = {str(name).split(".")[-1]: n for name, n in sent.get_comm_counts().items()}
@@ -106,7 +106,7 @@ def test_tensor_parallel_is_the_whole_model(sequence):
 
 
 def _too_many_heads() -> None:
-    split_tensors(model(), device_mesh(ParallelDims(tp=4), "cpu")["tp"])
+    apply_tp(model(), device_mesh(ParallelDims(tp=4), "cpu")["tp"])
 
 
 def test_heads_must_come_out_whole():
@@ -125,7 +125,7 @@ def _context(kv_heads: int) -> list[float]:
     leaves = [tensor.clone().requires_grad_() for tensor in whole]
     wanted = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=kv_heads != 4)
     (wanted * weight).sum().backward()
-    here = own_positions(dims, rank, LENGTH)
+    here = local_positions(dims, rank, LENGTH)
     mine = [tensor[:, :, here].clone().requires_grad_() for tensor in whole]
     found = gathered_attention(*mine, mesh=device_mesh(dims, "cpu")["cp"])
     (found * weight[:, :, here]).sum().backward()
@@ -163,7 +163,7 @@ def test_schedules_that_cannot_run_so_many_chunks(schedule, chunks, message):
 
 
 def test_a_cut_keeps_names_and_needs_blocks_that_add_up():
-    parts = [cut(model(), (3, 4, 1), chunk) for chunk in range(3)]
+    parts = [keep_chunk(model(), (3, 4, 1), chunk) for chunk in range(3)]
     names = [name for part in parts for name, _ in part.named_parameters()]
     assert sorted(names) == sorted(name for name, _ in model().named_parameters())
     inputs, _ = tokens()
@@ -172,20 +172,20 @@ def test_a_cut_keeps_names_and_needs_blocks_that_add_up():
         stream = part(stream, torch.arange(LENGTH))
     torch.testing.assert_close(stream, model()(inputs))
     with pytest.raises(ValueError, match=re.escape("hold 7 blocks, and the model has 8")):
-        cut(model(), (3, 4), 0)
+        keep_chunk(model(), (3, 4), 0)
     tied = Transformer(TransformerConfig(vocabulary=32, hidden=32, layers=2, heads=4, tied=True))
     with pytest.raises(ValueError, match=re.escape("Build the model with tied=False")):
-        cut(copy.deepcopy(tied), (1, 1), 0)
-    assert cut(tied, (2,), 0).head.weight is tied.embed.weight
+        keep_chunk(copy.deepcopy(tied), (1, 1), 0)
+    assert keep_chunk(tied, (2,), 0).head.weight is tied.embed.weight
 
 
 def _simulated_stage() -> tuple[nn.Module, torch.optim.Optimizer, Passes]:
     mesh = device_mesh(ParallelDims(pp=2, shard=2, tp=2), "cpu")
     (chunk,) = chunks_of("1F1B", mesh.get_local_rank("pp"), 2, 2)
     with torch.device("meta"):
-        part = cut(Transformer(CONFIG), (5, 3), chunk)
-    split_tensors(part, mesh["tp"], sequence=True)
-    shard_states(part, mesh, zero_stage=1)
+        part = keep_chunk(Transformer(CONFIG), (5, 3), chunk)
+    apply_tp(part, mesh["tp"], sequence=True)
+    apply_fsdp(part, mesh, zero_stage=1)
     materialise([part], mesh, torch.device("cpu"))
     stream = torch.empty(MICRO_BATCH, LENGTH // 2, CONFIG.hidden, device="meta")
     passes = pipeline_passes(
@@ -230,16 +230,19 @@ def _sharded() -> dict[str, tuple[float, float, float]]:
         mesh, whole = device_mesh(dims, "cpu"), model()
         keep_scores(whole)
         recompute(whole)
-        shard_states(whole, mesh, zero_stage=stage)
-        inputs, targets = own_rows(dims, dist.get_rank(), *tokens(masked=True))
+        apply_fsdp(whole, mesh, zero_stage=stage)
+        inputs, targets = local_rows(dims, dist.get_rank(), *tokens(masked=True))
         passes = accumulated_passes(
-            whole, MICRO_BATCH, torch.arange(LENGTH), reduce_late(mesh, zero_stage=stage)
+            whole,
+            MICRO_BATCH,
+            torch.arange(LENGTH),
+            reduce_on_last_micro_batch(mesh, zero_stage=stage),
         )
         loss = passes(inputs, targets, token_weight(targets, mesh))
         dist.all_reduce(loss)
         grads = {n: p.grad.full_tensor() for n, p in whole.named_parameters()}
         error = apart(grads, plain(masked=True)[1])
-        norm = clip(adamw([whole], 0.1), mesh, 1e-3).item()
+        norm = clip_grad_norm(adamw([whole], 0.1), mesh, 1e-3).item()
         clipped = torch.stack([p.grad.full_tensor().norm() for p in whole.parameters()]).norm()
         found[str(stage)] = (loss.item() / 4, error, norm, clipped.item())
     return found
@@ -259,11 +262,14 @@ def _gathered() -> dict[int, int]:
     found, dims = {}, ParallelDims(shard=2)
     for stage in (1, 2, 3):
         mesh, whole = device_mesh(dims, "cpu"), model()
-        shard_states(whole, mesh, zero_stage=stage)
+        apply_fsdp(whole, mesh, zero_stage=stage)
         passes = accumulated_passes(
-            whole, MICRO_BATCH, torch.arange(LENGTH), reduce_late(mesh, zero_stage=stage)
+            whole,
+            MICRO_BATCH,
+            torch.arange(LENGTH),
+            reduce_on_last_micro_batch(mesh, zero_stage=stage),
         )
-        rows = own_rows(dims, dist.get_rank(), *tokens())
+        rows = local_rows(dims, dist.get_rank(), *tokens())
         with traffic() as sent:
             passes(*rows, token_weight(rows[1], mesh))
         found[stage] = sum(row.calls for row in sent.rows if row.collective == "all-gather")
@@ -279,7 +285,7 @@ def test_a_stage_gathers_as_often_as_it_gives_up():
 
 def test_an_unknown_stage_is_refused():
     with pytest.raises(ValueError, match=re.escape("zero_stage is 4; write 0, 1, 2 or 3")):
-        shard_states(model(), None, zero_stage=4)
+        apply_fsdp(model(), None, zero_stage=4)
 
 
 def test_parts_must_have_blocks_and_be_sharded():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.parallel import ParallelDims, own_positions, own_rows, token_weight
+from utils.parallel import ParallelDims, local_positions, local_rows, token_weight
 from utils.parallel.data import IGNORED, summed_loss
 from utils.parallel.mesh import axes_of, device_mesh, ranks_along, sum_over
 from utils.ranks import run_ranks
@@ -18,31 +18,31 @@ from utils.ranks import run_ranks
 def test_ranks_of_one_replica_read_the_same_rows():
     dims, rows = ParallelDims(pp=2, replicate=2, shard=2, tp=2), torch.arange(8)
     for rank in range(dims.ranks):
-        (mine,) = own_rows(dims, rank, rows)
+        (mine,) = local_rows(dims, rank, rows)
         assert mine.tolist() == [2 * dims.data_rank(rank), 2 * dims.data_rank(rank) + 1]
 
 
 def test_rows_that_do_not_divide_are_refused():
     for rows, advice in ((6, "Take 4 rows"), (3, "Take 4 rows"), (9, "Take 8 rows")):
         with pytest.raises(ValueError, match=re.escape(advice)):
-            own_rows(ParallelDims(shard=4), 0, torch.zeros(rows))
+            local_rows(ParallelDims(shard=4), 0, torch.zeros(rows))
 
 
 @settings(deadline=None)
 @given(cp=st.integers(1, 4), pieces=st.integers(1, 3))
 def test_positions_part_the_sequence_and_its_work(cp, pieces):
     length, dims = 2 * cp * pieces, ParallelDims(cp=cp, tp=2)
-    held = [own_positions(dims, 2 * place, length) for place in range(cp)]
+    held = [local_positions(dims, 2 * place, length) for place in range(cp)]
     assert sorted(torch.cat(held).tolist()) == list(range(length))
     # A query attends to its own position and all before it: the same work on every rank.
     assert len({int((positions + 1).sum()) for positions in held}) == 1
-    assert own_positions(dims, 1, length).tolist() == held[0].tolist()  # tp shares positions
+    assert local_positions(dims, 1, length).tolist() == held[0].tolist()  # tp shares positions
 
 
 def test_sequences_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match=re.escape("Take a multiple of 8, such as 24")):
-        own_positions(ParallelDims(cp=4), 0, 20)
-    assert own_positions(ParallelDims(), 0, 7).tolist() == list(range(7))
+        local_positions(ParallelDims(cp=4), 0, 20)
+    assert local_positions(ParallelDims(), 0, 7).tolist() == list(range(7))
 
 
 def test_a_masked_target_adds_nothing():

@@ -15,7 +15,7 @@ from export_cases import DEEP, STEPS, script, tiny
 
 from utils.parallel import Saves, check_versions, saved_steps
 from utils.parallel import saves as module
-from utils.parallel.checkpoint_folder import named
+from utils.parallel.checkpoint_folder import list_checkpoints
 from utils.parallel.safe_checkpoint import CheckpointError
 from utils.ranks import RankError, run_ranks
 
@@ -107,7 +107,7 @@ def _flipped(folder: str, flips: int) -> list[str]:
     chance, found = random.Random(35), []
     kept = Path(folder)
     weights = [_trained(kept, steps)[0].weight.detach().clone() for steps in (1, 2)]
-    files = sorted(file for path in named(kept)[:1] for file in path.iterdir())
+    files = sorted(file for path in list_checkpoints(kept)[:1] for file in path.iterdir())
     for number in range(flips):
         file = chance.choice(files)
         whole = file.read_bytes()
@@ -133,7 +133,7 @@ def test_no_flipped_bit_loads_in_silence(tmp_path):
 def _damaged(folder: str) -> str:
     kept = Path(folder)
     _trained(kept, 2)
-    for path in named(kept):
+    for path in list_checkpoints(kept):
         (path / ".metadata").unlink()
     try:
         _trained(kept, 3)

@@ -22,14 +22,14 @@ from utils.models import Transformer, TransformerConfig
 from utils.parallel import (
     ParallelDims,
     chunks_of,
-    cut,
     device_mesh,
     even_blocks,
+    keep_chunk,
     pipeline_passes,
     summed_loss,
 )
 from utils.parallel.actions import Action
-from utils.planner.schedules import in_flight, order, run
+from utils.planner.schedules import in_flight, run_schedule, schedule_actions
 from utils.ranks import RankError, run_ranks
 
 CONFIG = TransformerConfig(vocabulary=17, hidden=16, layers=8, heads=2, feedforward=24)
@@ -44,7 +44,7 @@ SCHEDULES = {
     "DualPipeV": 8,
     "ZB-H1 from CSV": 4,
 }
-OWN = {"ZB-H1 from CSV": OwnSchedule(order("zb-h1", RANKS, MICRO_BATCHES))}
+OWN = {"ZB-H1 from CSV": OwnSchedule(schedule_actions("zb-h1", RANKS, MICRO_BATCHES))}
 
 
 def model(dtype: torch.dtype) -> Transformer:
@@ -96,7 +96,9 @@ def on_ranks(dtype: torch.dtype, steps: int):
             if name in OWN
             else chunks_of(name, dist.get_rank(), RANKS, chunks)
         )
-        parts = [cut(model(dtype), even_blocks(CONFIG.layers, chunks), chunk) for chunk in held]
+        parts = [
+            keep_chunk(model(dtype), even_blocks(CONFIG.layers, chunks), chunk) for chunk in held
+        ]
         passes = pipeline_passes(
             parts,
             mesh,
@@ -164,8 +166,8 @@ def test_pytorch_s_stages_hold_what_the_schedule_says():
     for rank, found in enumerate(run_ranks(held_by_pytorch, RANKS)):
         one = found["alone"][0]
         for name, row in (
-            ("GPipe", order("gpipe", RANKS, 8)[rank]),
-            ("1F1B", order("1f1b", RANKS, 8)[rank]),
+            ("GPipe", schedule_actions("gpipe", RANKS, 8)[rank]),
+            ("1F1B", schedule_actions("1f1b", RANKS, 8)[rank]),
         ):
             assert found[name] == (in_flight(row) * one, 0), (rank, name, one)
 
@@ -200,12 +202,12 @@ def test_a_sleeping_stage_has_two_backwards():
 
 
 def test_launches_and_messages_are_read_off_a_run_of_gpipe():
-    ran = run(order("gpipe", RANKS, 4), 1.0, 2.0, 0.25, launch=0.5)
+    ran = run_schedule(schedule_actions("gpipe", RANKS, 4), 1.0, 2.0, 0.25, launch=0.5)
     assert launch_and_message(ran) == pytest.approx((0.5, 0.25), rel=1e-12)
 
 
 def test_of_several_rounds_the_shortest_is_kept():
-    rows = order("gpipe", 1, 1)
+    rows = schedule_actions("gpipe", 1, 1)
     forward, backward = rows[0]
     long, short = ({forward: (5.0, 6.0), backward: (6.0, end)} for end in (9.0, 8.0))
     assert fastest(rows, [[long, short, long]]).total == 3.0
@@ -221,7 +223,7 @@ def test_layers_that_do_not_divide():
 
 def uneven_rows():
     mesh = device_mesh(ParallelDims(pp=2), "cpu")
-    part = cut(model(torch.float32), (4, 4), dist.get_rank())
+    part = keep_chunk(model(torch.float32), (4, 4), dist.get_rank())
     passes = pipeline_passes(
         [part],
         mesh,
@@ -242,7 +244,7 @@ def test_micro_batches_that_do_not_divide():
 
 
 def test_a_program_is_checked_before_pytorch_gets_it():
-    rows = order("1f1b", 2, 2)
+    rows = schedule_actions("1f1b", 2, 2)
     with pytest.raises(ValueError, match=re.escape("Rank 1 never runs 1B1")):
         OwnSchedule([rows[0], rows[1][:-1]])([], n_microbatches=2, loss_fn=F.mse_loss)
     with pytest.raises(ValueError, match=re.escape("0F1 is of micro-batch 1; there are 1, from 0")):

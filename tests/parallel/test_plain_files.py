@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from utils.parallel import CheckpointError, Saves, load_newest, named, save_safely
+from utils.parallel import CheckpointError, Saves, list_checkpoints, load_newest, save_safely
 from utils.parallel.checkpoint_folder import CHECKSUMS, write_list
 from utils.shims.torch_checkpoint import read_metadata
 
@@ -143,4 +143,4 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
         from fractions import Fraction
 
         save_safely({"note": Fraction(1, 3)}, tmp_path, 2)
-    assert len([*tmp_path.iterdir()]) == 1 and len(named(tmp_path)) == 1
+    assert len([*tmp_path.iterdir()]) == 1 and len(list_checkpoints(tmp_path)) == 1

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from utils.models import Transformer, TransformerConfig
 from utils.parallel import (
     CheckpointError,
+    list_checkpoints,
     load_newest,
-    named,
     newest_whole,
     plain_files,
     save_safely,
@@ -219,7 +219,7 @@ def test_old_ones_go_and_a_cut_off_one_is_cleared_away(tmp_path: Path) -> None:
 )
 def test_damage_is_found_and_the_one_before_is_taken(tmp_path: Path, damage, says: str) -> None:
     saved(tmp_path, 1, 2)
-    newest, before = named(tmp_path)
+    newest, before = list_checkpoints(tmp_path)
     damage(next(newest.glob("*.distcp")))
     (found,) = problems(newest)
     assert says in found, "the problem in words"
@@ -235,8 +235,8 @@ def test_an_empty_folder_and_a_spoiled_list_say_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no whole checkpoint: start from"):
         load_newest({}, tmp_path)
     saved(tmp_path, 1)
-    (named(tmp_path)[0] / CHECKSUMS).write_text("{")
-    assert "cannot be read" in problems(named(tmp_path)[0])[0], "not JSON"
+    (list_checkpoints(tmp_path)[0] / CHECKSUMS).write_text("{")
+    assert "cannot be read" in problems(list_checkpoints(tmp_path)[0])[0], "not JSON"
 
 
 def test_a_write_that_went_wrong_is_not_blessed(tmp_path: Path, monkeypatch) -> None:
@@ -267,7 +267,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    path = named(tmp_path)[0] / CHECKSUMS
+    path = list_checkpoints(tmp_path)[0] / CHECKSUMS
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 9}))
     with pytest.raises(CheckpointError, match="written in version 9, this program reads up to 2"):
         load_newest(Run().state, tmp_path)
@@ -275,7 +275,7 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 def test_half_of_its_ranks_are_missed(tmp_path: Path) -> None:
     run_ranks(save_and_go_on, 4, tmp_path)
-    (path,) = named(tmp_path)
+    (path,) = list_checkpoints(tmp_path)
     for file in path.glob("__[23]_*.distcp"):
         file.unlink()
     assert [text.split("_")[2] for text in problems(path)] == ["2", "3"], (
@@ -292,19 +292,21 @@ def test_what_was_saved_last_loads_whatever_its_step(tmp_path: Path, steps, keep
         state = {"step": torch.tensor(0)}
         assert load_newest(state, tmp_path) == step == state["step"], steps
         assert path.is_dir(), "what was just written stays"
-    assert [*map(step_of, named(tmp_path))] == [*steps[::-1][:keep]]
+    assert [*map(step_of, list_checkpoints(tmp_path))] == [*steps[::-1][:keep]]
 
 
 def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     """Else each new save goes, or the last whole one does."""
     saved(tmp_path, 50, 100, keep=2)
-    next(named(tmp_path)[0].glob("*.distcp")).write_bytes(b"")
+    next(list_checkpoints(tmp_path)[0].glob("*.distcp")).write_bytes(b"")
     saved(tmp_path, 60, keep=2)
-    assert [*map(step_of, named(tmp_path))] == [60, 100, 50], "50 is the second whole one"
-    next(named(tmp_path)[0].glob("*.distcp")).write_bytes(b"")
+    assert [*map(step_of, list_checkpoints(tmp_path))] == [60, 100, 50], (
+        "50 is the second whole one"
+    )
+    next(list_checkpoints(tmp_path)[0].glob("*.distcp")).write_bytes(b"")
     for step in (70, 80):
         saved(tmp_path, step, keep=1)
-        assert [*map(step_of, named(tmp_path))] == [step], "whole, and so enough"
+        assert [*map(step_of, list_checkpoints(tmp_path))] == [step], "whole, and so enough"
 
 
 def test_a_folder_of_someone_elses_is_let_be(tmp_path: Path) -> None:
@@ -320,22 +322,26 @@ def test_checkpoints_of_version_1_load_and_make_room(tmp_path: Path) -> None:
     """They counted no saves, so their steps order them, and all of them are older."""
     for step in (9, 10, 8):
         saved(tmp_path, step, keep=9)
-    for path, name in zip(named(tmp_path), ("8", "00000010-2", "00000010"), strict=True):
+    for path, name in zip(list_checkpoints(tmp_path), ("8", "00000010-2", "00000010"), strict=True):
         listed = json.loads((path / CHECKSUMS).read_text()) | {"version": 1}
         del listed["checksum"]
         (path / CHECKSUMS).write_text(json.dumps(listed))
         path.rename(tmp_path / f"step-{name}")
-    assert [path.name for path in named(tmp_path)] == ["step-00000010-2", "step-00000010", "step-8"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "step-00000010-2",
+        "step-00000010",
+        "step-8",
+    ]
     assert Run().restore(tmp_path) == 10
     saved(tmp_path, 3)
-    assert [*map(step_of, named(tmp_path))] == [3, 10]
+    assert [*map(step_of, list_checkpoints(tmp_path))] == [3, 10]
     assert Run().restore(tmp_path) == 3
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", CHECKSUMS])
 def test_what_the_disk_does_not_give_is_passed_over(tmp_path: Path, monkeypatch, name) -> None:
     saved(tmp_path, 1, 2)
-    newest, original, good_reads = named(tmp_path)[0], Path.open, [0]
+    newest, original, good_reads = list_checkpoints(tmp_path)[0], Path.open, [0]
 
     def opened(path: Path, mode: str = "r", *args, **kwargs):
         if Path(path) == newest / name and "r" in mode:
@@ -358,7 +364,7 @@ def test_at_least_one_is_kept(tmp_path: Path) -> None:
 
 def test_the_list_names_every_file(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    (path,) = named(tmp_path)
+    (path,) = list_checkpoints(tmp_path)
     listed = json.loads((path / CHECKSUMS).read_text())
     assert {*listed["files"], CHECKSUMS} == {p.name for p in path.iterdir()}, (
         "files without a checksum"

@@ -9,11 +9,11 @@ import pytest
 
 from evidence.validation import megatron_experts
 from utils.catalog import model_shape
-from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search, worst
+from utils.planner import Batch, Cluster, Plan, SearchSpace, estimate, memory, search, worst
 from utils.planner.experts import expert_replicas
 from utils.planner.fp8 import FP8_COPIES
 from utils.planner.memory.states import states
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 from utils.planner.stages import stages
 from utils.planner.step_time.collectives import Group, all_to_all_seconds
 from utils.planner.step_time.expert_time import routed_tokens
@@ -64,7 +64,7 @@ def test_the_model_is_whole_on_one_rank() -> None:
 def test_zero_shards_experts_over_their_own_replicas() -> None:
     plan = replace(SPREAD, ep=4)
     first = stages(MIXTRAL, plan)[1]
-    held = states(Setup(MIXTRAL, plan, LONG), first)[Category.OPTIMIZER_STATE]
+    held = states(PlanContext(MIXTRAL, plan, LONG), first)[Category.OPTIMIZER_STATE]
     experts = first.expert_parameters
     assert expert_replicas(plan) == 4
     assert held == pytest.approx(12 * ((first.parameters - experts) / 8 + experts / 4))
@@ -83,7 +83,7 @@ def test_more_experts_a_token_keep_and_compute_more() -> None:
     two = estimate(replace(MIXTRAL, experts_per_token=4), H100, SPREAD, LONG)
     kept = [row.peak.bytes_by_category["activations"] for row in (one, two)]
     assert kept[1] > 1.2 * kept[0] and two.time.matmul > 1.5 * one.time.matmul
-    setup = Setup(MIXTRAL, SPREAD, LONG)
+    setup = PlanContext(MIXTRAL, SPREAD, LONG)
     assert routed_tokens(setup) == 2 * setup.tokens / 2
 
 
@@ -126,7 +126,7 @@ def test_fp8_is_faster_and_keeps_copies_of_the_matrices() -> None:
 def test_without_a_distributed_optimizer_parameters_stay_beside_their_copies() -> None:
     plan = Plan(dp=8, precision="fp8")
     (stage,) = stages(LLAMA, plan)
-    setups = (Setup(LLAMA, replace(plan, precision=kind), LONG) for kind in ("fp8", "bf16"))
+    setups = (PlanContext(LLAMA, replace(plan, precision=kind), LONG) for kind in ("fp8", "bf16"))
     more, less = (states(setup, stage)[Category.PARAMETERS] for setup in setups)
     assert more - less == 2 * stage.block_parameters
 
@@ -256,6 +256,6 @@ def test_embedding_and_head_count_as_layers_of_interleaved_stages() -> None:
 def test_a_space_that_divides_nothing_says_which_choice() -> None:
     one, batch = Cluster(gpu="H100", nodes=1), Batch(sequences=64, sequence_length=4096)
     with pytest.raises(ValueError, match=r"No ep of \(3,\) divides 8 experts"):
-        search(MIXTRAL, one, batch, space=Space(ep=(3,)))
+        search(MIXTRAL, one, batch, space=SearchSpace(ep=(3,)))
     with pytest.raises(ValueError, match=r"No cp of \(3,\) divides 4096 tokens"):
-        search(LLAMA, one, batch, space=Space(cp=(3,)))
+        search(LLAMA, one, batch, space=SearchSpace(cp=(3,)))

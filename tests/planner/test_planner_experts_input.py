@@ -9,7 +9,7 @@ from test_planner_experts import H100, LLAMA, LONG, MIXTRAL
 
 from utils.planner import Batch, Cluster, Plan, estimate
 from utils.planner.memory.states import host_bytes
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 from utils.planner.stages import stages
 
 # What cannot be
@@ -93,7 +93,7 @@ def test_fp8_on_a_card_without_it() -> None:
 def test_a_host_without_the_memory_that_offload_needs() -> None:
     small = Cluster(gpu="A100-80GB", nodes=1, host_memory_bytes=64e9)
     plan = Plan(dp=8, zero_stage=1, offload="optimizer")
-    assert host_bytes(Setup(LLAMA, plan, LONG), stages(LLAMA, plan)[0]) > 0
+    assert host_bytes(PlanContext(LLAMA, plan, LONG), stages(LLAMA, plan)[0]) > 0
     with pytest.raises(
         ValueError, match="Offload puts .* GiB into the memory of each node, which has 59.60"
     ):

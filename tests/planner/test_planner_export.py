@@ -24,7 +24,7 @@ from utils.planner import (
     Cluster,
     Lora,
     Plan,
-    Space,
+    SearchSpace,
     candidates,
     export,
 )
@@ -32,10 +32,10 @@ from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.script import chunk_blocks
 
 SPACES = [
-    Space(cp=(1, 2), shard_stages=True),
-    Space(attention="unfused", framework="megatron-deepspeed-fp16"),
-    Space(framework="fsdp", offload=("none", "optimizer", "parameters"), shard_stages=True),
-    Space(framework="bf16"),
+    SearchSpace(cp=(1, 2), shard_stages=True),
+    SearchSpace(attention="unfused", framework="megatron-deepspeed-fp16"),
+    SearchSpace(framework="fsdp", offload=("none", "optimizer", "parameters"), shard_stages=True),
+    SearchSpace(framework="bf16"),
 ]
 
 

@@ -42,7 +42,7 @@ def keeping(optimizer, mesh, limit):
         named.clear()
         if not mesh.get_local_rank("shard") and not mesh.get_local_rank("tp"):
             torch.save(kept, f"gradients-{mesh.get_local_rank('pp')}.pt")
-    norms.append(clip(optimizer, mesh, limit).item())
+    norms.append(clip_grad_norm(optimizer, mesh, limit).item())
     return norms[-1]
 
 def saving(losses, first=0):

@@ -17,7 +17,7 @@ from utils.planner import (
     Framework,
     Lora,
     Plan,
-    Space,
+    SearchSpace,
     export,
 )
 
@@ -43,7 +43,7 @@ TRUTHS = [
     (Plan, {}, "dropout"),
     (Lora, {}, "quantized_head"),
     (Lora, {}, "keeps_inputs"),
-    (Space, {}, "overlap_tp"),
+    (SearchSpace, {}, "overlap_tp"),
 ]
 
 

@@ -12,7 +12,7 @@ from utils.planner import (
     Batch,
     Cluster,
     Plan,
-    Space,
+    SearchSpace,
     candidates,
     cost,
     estimate,
@@ -59,7 +59,7 @@ def test_fewer_axes_no_offload_and_fewer_chunks_are_simpler() -> None:
 
 
 def test_offload_for_less_than_the_error_is_not_recommended() -> None:
-    space = Space(offload=("none", "optimizer"))
+    space = SearchSpace(offload=("none", "optimizer"))
     found = search(BIG, A100, BATCH, space=space)
     assert found.best.plan.offload == "none"
     assert found.best.step_seconds <= (1 + ERROR) * found.fastest.step_seconds
@@ -86,7 +86,7 @@ def test_explaining_the_best_never_answers_faster() -> None:
     best = search(BIG, A100, BATCH).best
     verdicts = {row.verdict for row in explain(best)}
     assert "faster" not in verdicts and "within the error" in verdicts
-    outside = Space(recompute=("full",), largest_micro_batch=1)
+    outside = SearchSpace(recompute=("full",), largest_micro_batch=1)
     smaller = replace(BIG, name="third", layers=24)
     narrow = search(smaller, A100, BATCH, space=outside).best
     rows = [row for row in explain(narrow, outside) if row.verdict == "outside the space"]
@@ -109,7 +109,9 @@ def test_long_sequences_try_context_parallelism_unasked() -> None:
     sizes = {
         s: {
             plan.cp
-            for plan in candidates(model, one, Batch(sequences=16, sequence_length=s), Space())
+            for plan in candidates(
+                model, one, Batch(sequences=16, sequence_length=s), SearchSpace()
+            )
         }
         for s in (8192, 16_384)
     }
@@ -131,7 +133,7 @@ def test_fsdp_shards_stages_and_megatron_does_not() -> None:
     staged = {
         name: {
             plan.zero_stage
-            for plan in candidates(BIG, A100, batch, Space(framework=name))
+            for plan in candidates(BIG, A100, batch, SearchSpace(framework=name))
             if plan.pp > 1
         }
         for name in ("megatron", "fsdp")

@@ -49,7 +49,7 @@ def test_checkpointing_and_quantized_matrices_launch_more():
 
 
 def test_fused_frameworks_count_no_launches():
-    assert Plan(framework="megatron").rules.launches is None
+    assert Plan(framework="megatron").conventions.launches is None
 
 
 def test_no_row_is_outside_of_the_interval_that_is_printed():

@@ -30,7 +30,7 @@ from utils.units import GB
 
 def test_zero_tensor_by_tensor_pays_for_every_call():
     plan = Plan(dp=256, zero_stage=1, framework="nanotron")
-    bucketed = replace(plan, framework=replace(plan.rules, shards="bucket"))
+    bucketed = replace(plan, framework=replace(plan.conventions, shards="bucket"))
     batch = Batch(sequences=256, sequence_length=2048)
     small = model_shape("megatron-1.7b")
     each, few = (

@@ -12,15 +12,15 @@ from utils.catalog import model_shape
 from utils.planner import Batch, Lora, Plan
 from utils.planner.memory.states import host_bytes, states
 from utils.planner.offload import SCHEMES, step_seconds
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 from utils.units import Category
 
 LLAMA = model_shape("llama-2-7b")
 BATCH = Batch(sequences=64, sequence_length=2048)
 
 
-def _setup(plan: Plan) -> Setup:
-    return Setup(LLAMA, plan, BATCH)
+def _setup(plan: Plan) -> PlanContext:
+    return PlanContext(LLAMA, plan, BATCH)
 
 
 def test_states_are_whole() -> None:

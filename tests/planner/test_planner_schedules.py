@@ -16,11 +16,11 @@ from utils.parallel.actions import (
 )
 from utils.planner.schedules import (
     bubble_closed,
+    count_messages,
     in_flight,
     in_flight_closed,
-    order,
-    run,
-    sends,
+    run_schedule,
+    schedule_actions,
     timed,
 )
 
@@ -33,7 +33,7 @@ def test_closed_forms_equal_the_executed_schedule(stages, groups, chunks, schedu
     if stages == 1 or schedule == "gpipe":
         chunks = 1
     m = stages * groups if chunks > 1 else groups + rest
-    rows = order(schedule, stages, m, chunks)
+    rows = schedule_actions(schedule, stages, m, chunks)
     for rank, row in enumerate(rows):
         assert in_flight(row) == in_flight_closed(schedule, rank, stages, m, chunks)
         assert sorted(row) == sorted(
@@ -43,15 +43,15 @@ def test_closed_forms_equal_the_executed_schedule(stages, groups, chunks, schedu
             for c in range(chunks)
         )
     check_program(rows, m)
-    assert sends(rows) == (2 * (stages * chunks - 1) * m if stages > 1 else 0)
-    ran = run(rows, 1.0, 2.0)
+    assert count_messages(rows) == (2 * (stages * chunks - 1) * m if stages > 1 else 0)
+    ran = run_schedule(rows, 1.0, 2.0)
     assert ran.bubble_ratio == pytest.approx(bubble_closed(stages, m, chunks))
 
 
 @settings(max_examples=50, deadline=None)
 @given(stages=st.integers(1, 8), m=st.integers(1, 20))
 def test_in_flight_of_1f1b_is_min_of_micro_batches_and_distance_to_the_end(stages, m):
-    found = [in_flight(row) for row in order("1f1b", stages, m)]
+    found = [in_flight(row) for row in schedule_actions("1f1b", stages, m)]
     assert found == [min(m, stages - i) for i in range(stages)]
 
 
@@ -59,8 +59,8 @@ def test_in_flight_of_1f1b_is_min_of_micro_batches_and_distance_to_the_end(stage
 @given(**SHAPES)
 def test_a_backward_pass_follows_its_forward_pass_and_its_successor(stages, groups, chunks):
     assume(stages > 1)
-    rows = order("1f1b", stages, stages * groups, chunks)
-    ran = run(rows, 1.0, 2.0, transfer=0.25)
+    rows = schedule_actions("1f1b", stages, stages * groups, chunks)
+    ran = run_schedule(rows, 1.0, 2.0, transfer=0.25)
     ends = {(r, w): ran.ends[r][k] for r, row in enumerate(rows) for k, w in enumerate(row)}
     starts = {(r, w): ran.starts[r][k] for r, row in enumerate(rows) for k, w in enumerate(row)}
     owners = stage_owners(rows)
@@ -82,19 +82,19 @@ def test_korthikanti_first_stage_holds_l_times_one_plus_p_minus_1_over_pm():
 @given(stages=st.integers(1, 8), more=st.integers(0, 12))
 def test_zb_h1_ends_when_the_last_stage_can(stages, more):
     m = stages + more
-    rows = order("zb-h1", stages, m)
+    rows = schedule_actions("zb-h1", stages, m)
     check_program(rows, m)
-    assert run(rows, 1.0, 2.0).total == 3 * m + stages - 1
+    assert run_schedule(rows, 1.0, 2.0).total == 3 * m + stages - 1
     for rank, row in enumerate(rows):
         assert in_flight(row) == in_flight_closed("zb-h1", rank, stages, m) == stages
-    assert sends(rows) == 2 * (stages - 1) * m
+    assert count_messages(rows) == 2 * (stages - 1) * m
 
 
 def test_two_stages_side_by_side_on_a_rank_send_nothing():
     v_shaped = read_program([["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]])
     check_program(v_shaped)
-    assert sends(v_shaped) == 4  # 0 to 1 and 2 to 3, and back
-    assert run(v_shaped, 1.0, 2.0, transfer=0.5).total == 12 + 4 * 0.5
+    assert count_messages(v_shaped) == 4  # 0 to 1 and 2 to 3, and back
+    assert run_schedule(v_shaped, 1.0, 2.0, transfer=0.5).total == 12 + 4 * 0.5
 
 
 def test_pytorch_s_texts_are_read_and_written(tmp_path):
@@ -105,7 +105,7 @@ def test_pytorch_s_texts_are_read_and_written(tmp_path):
         read_program([["0X1"]])
 
 
-GOOD = order("1f1b", 3, 4)
+GOOD = schedule_actions("1f1b", 3, 4)
 
 
 def changed(rank, change):
@@ -147,7 +147,7 @@ def test_programs_that_are_no_training_step_are_refused(rows, micro_batches, mes
 def test_a_schedule_that_waits_for_itself_is_refused():
     first = read_program([["0B0", "0F0"], ["1F0", "1B0"]])
     with pytest.raises(DeadlockError, match="rank 0 cannot begin 0B0 before rank 0 has done 0F0"):
-        run(first, 1.0, 2.0)
+        run_schedule(first, 1.0, 2.0)
 
 
 def test_a_deadlock_names_the_circle():
@@ -175,8 +175,8 @@ def test_measured_times_make_a_run():
 
 def test_orders_refuse_what_they_cannot_give():
     with pytest.raises(ValueError, match="4 and does not divide 5"):
-        order("1f1b", 4, 5, 2)
+        schedule_actions("1f1b", 4, 5, 2)
     with pytest.raises(ValueError, match="ZB-H1 has one chunk"):
-        order("zb-h1", 4, 8, 2)
+        schedule_actions("zb-h1", 4, 8, 2)
     with pytest.raises(ValueError, match="write one of '1f1b', 'gpipe', 'zb-h1'"):
-        order("2f2b", 4, 8)
+        schedule_actions("2f2b", 4, 8)

@@ -14,7 +14,7 @@ from utils.planner import (
     Batch,
     Cluster,
     Plan,
-    Space,
+    SearchSpace,
     candidates,
     estimate,
     explain,
@@ -25,21 +25,21 @@ from utils.planner import (
     worst,
 )
 from utils.planner.memory import kind_memories
+from utils.planner.plan_context import PlanContext
 from utils.planner.search.bounds import least_bytes
 from utils.planner.search.choice import ERROR, complexity
-from utils.planner.setup import Setup
 from utils.units import GIB
 
 BIG = model_shape("megatron-175b")
 SMALL = replace(model_shape("megatron-1.7b"), layers=8)
 EXPERTS = replace(SMALL, name="experts", num_experts=4, experts_per_token=2, dense_layers=1)
 SPACES = [
-    Space(),
-    Space(attention="unfused", cp=(1, 2)),
-    Space(framework="nanotron"),
-    Space(offload=("none", "optimizer"), shard_stages=True),
-    Space(framework="fsdp"),
-    Space(recompute_layers=(None, 1), partitions=("even", "ends")),
+    SearchSpace(),
+    SearchSpace(attention="unfused", cp=(1, 2)),
+    SearchSpace(framework="nanotron"),
+    SearchSpace(offload=("none", "optimizer"), shard_stages=True),
+    SearchSpace(framework="fsdp"),
+    SearchSpace(recompute_layers=(None, 1), partitions=("even", "ends")),
 ]
 
 
@@ -106,7 +106,7 @@ def test_bounds_are_below_what_they_bound(index, space):
     cluster, batch = Cluster(gpu="A100-80GB", nodes=2), Batch(sequences=64, sequence_length=2048)
     plans = list(candidates(BIG, cluster, batch, space))
     plan = plans[index % len(plans)]
-    setup, fullest_stage = Setup(BIG, plan, batch), worst(memory(BIG, plan, batch))
+    setup, fullest_stage = PlanContext(BIG, plan, batch), worst(memory(BIG, plan, batch))
     assert least_bytes(setup) <= fullest_stage.needed_bytes
     assert worst(kind_memories(setup)).needed_bytes == fullest_stage.needed_bytes
 
@@ -119,7 +119,7 @@ def test_a_search_walks_a_layout_once(monkeypatch):
     counted = module.block_parameters
     monkeypatch.setattr(module, "block_parameters", lambda *a: walked.append(a) or counted(*a))
     found = search(BIG, cluster, batch)
-    layouts = {(plan.tp, plan.pp) for plan in candidates(BIG, cluster, batch, Space())}
+    layouts = {(plan.tp, plan.pp) for plan in candidates(BIG, cluster, batch, SearchSpace())}
     assert found.considered > 10 * len(layouts)
     assert len(walked) == len(layouts)
 
@@ -133,7 +133,7 @@ def test_175b_on_64_gpus_is_explained():
     assert not any(
         row.verdict == "faster" and row.estimate.fits
         for row in neighbours
-        if row.plan in set(candidates(BIG, cluster, batch, Space()))
+        if row.plan in set(candidates(BIG, cluster, batch, SearchSpace()))
     )
     verdicts = {row.verdict for row in neighbours}
     assert verdicts >= {"slower", "does not fit", "invalid"}

@@ -28,8 +28,8 @@ from utils.planner import (
 )
 from utils.planner.adapters import adapter_parameters
 from utils.planner.flops import hardware_flops, model_flops
-from utils.planner.schedules import order, run
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
+from utils.planner.schedules import run_schedule, schedule_actions
 from utils.planner.step_time.kernels import (
     ceiling_flops_per_second,
     flash_flops_per_second,
@@ -88,7 +88,7 @@ def test_the_formula_of_a_pipeline_is_what_running_it_takes():
     """Equal stages: m * t + (p - 1) * t / v, from the parts and from the executed schedule."""
     for p, v, m in ((4, 1, 8), (4, 3, 8), (2, 4, 6)):
         forward, backward = 1.0, 2.0
-        ran = run(order("1f1b", p, m, v), forward / v, backward / v)
+        ran = run_schedule(schedule_actions("1f1b", p, m, v), forward / v, backward / v)
         work = forward + backward
         assert ran.total == pytest.approx((m * work) + (p * work - work) / v)
 
@@ -170,7 +170,7 @@ def test_backward_hides_tensor_parallel_collectives_where_the_framework_does():
 
 def test_hidden_collectives_still_cost_a_share(monkeypatch):
     plan, cluster = Plan(dp=64, zero_stage=1), cluster_of(64)
-    setup = ClusterSetup(GPT, plan, BATCH, cluster)
+    setup = ClusterPlanContext(GPT, plan, BATCH, cluster)
     hidden = sum(data_parallel_seconds(setup, GPT.parameter_count))
     share = calibration.CONTENTION
     with_cost = step_time(GPT, cluster, plan, BATCH).data_parallel

@@ -10,7 +10,7 @@ from three_cases import LESSON, lesson_names
 from utils.catalog import ModelShape
 from utils.lessons.lesson_14.placement import crossing_bytes, layouts, places
 from utils.planner import Batch, Cluster, Plan, axis_bytes, estimate, framework, ring_bytes
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.step_time.step_end import data_parallel_seconds
 
 SHAPE = ModelShape(
@@ -58,7 +58,7 @@ def test_sharded_bytes(lesson, name):
     run = lesson["at_size"](SHAPE, plan.dims, 0, 2, zero_stage=3)
     found = lesson["sent_by_axis"](run, plan.dims)
     (wanted,) = axis_bytes(SHAPE, plan, Batch(sequences=16, sequence_length=LENGTH))
-    # Named: `shard_states` gives up the ends after forward too and gathers them again, which FSDP2
+    # Named: `apply_fsdp` gives up the ends after forward too and gathers them again, which FSDP2
     # left to itself does not; and a number of the norm over each axis.
     n = plan.dims.shard
     ends = 2 * SHAPE.vocabulary * SHAPE.hidden + SHAPE.hidden
@@ -84,7 +84,8 @@ def test_deepspeed_all_reduces_what_it_shares(stage, rounds):
     plans = (replace(plan, dp=64), replace(plan, dp=64, framework=to_owners))
     slow, fast = (
         data_parallel_seconds(
-            ClusterSetup(SHAPE, each, Batch(sequences=64, sequence_length=LENGTH), cluster), 1e9
+            ClusterPlanContext(SHAPE, each, Batch(sequences=64, sequence_length=LENGTH), cluster),
+            1e9,
         )[0]
         for each in plans
     )
@@ -149,7 +150,7 @@ def test_hybrid_sharding_takes_its_gathers_off_the_network():
     whole = Plan(dp=64, zero_stage=3, framework="fsdp")
     inside = replace(whole, shard_ranks=8)
     batch = Batch(sequences=64, sequence_length=2048)
-    setups = (ClusterSetup(SHAPE, plan, batch, cluster) for plan in (whole, inside))
+    setups = (ClusterPlanContext(SHAPE, plan, batch, cluster) for plan in (whole, inside))
     flat, hybrid = (data_parallel_seconds(setup, 1e9, 100) for setup in setups)
     assert hybrid[1] < flat[1] / 50
     assert hybrid[0] > hybrid[1]

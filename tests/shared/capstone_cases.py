@@ -14,7 +14,7 @@ from lab_cases import definitions, solved_lab
 
 from utils import Lora, Plan, cost, estimate, model_shape, search
 from utils.lessons.lesson_99.cases import CASES
-from utils.planner import Space, axis_bytes
+from utils.planner import SearchSpace, axis_bytes
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
 
 LAB = solved_lab("advanced/99_capstone")
@@ -23,7 +23,7 @@ LAB = solved_lab("advanced/99_capstone")
 @cache
 def model_answers() -> dict[str, Callable[[Any], dict[str, Any]]]:
     names = {"itertools": itertools, "math": math, "re": re, "Counter": Counter, "Lora": Lora, "Plan": Plan, "axis_bytes": axis_bytes,
-                 "cost": cost, "estimate": estimate, "model_shape": model_shape, "search": search, "Space": Space, "DAY": DAY,
+                 "cost": cost, "estimate": estimate, "model_shape": model_shape, "search": search, "Space": SearchSpace, "DAY": DAY,
                  "best_interval_seconds": best_interval_seconds, "working_share": working_share}  # fmt: skip
     return definitions(
         LAB, "\nanswer = ", starts=("# BEGIN SOLUTION\ndef ", "# BEGIN SOLUTION\nCURE_FOR"), **names

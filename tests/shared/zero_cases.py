@@ -11,12 +11,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.memory.holdings import Held, held
+from utils.memory.holdings import ReachableStorage, reachable_storages
 from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks, traffic
 from utils.techniques.deepspeed import deepspeed_problem
-from utils.techniques.fsdp import no_sync, shard
+from utils.techniques.fsdp import no_sync, shard_blocks
 from utils.techniques.zero import zero_config, zero_engine
 from utils.traffic.collectives import Traffic
 
@@ -32,7 +32,7 @@ STAGES = {"ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
 class Moment(NamedTuple):
     """What a rank held at one moment: by name, and by the allocator's own count."""
 
-    rows: tuple[Held, ...]
+    rows: tuple[ReachableStorage, ...]
     allocated_bytes: int
 
     def named(self, *parts: str) -> int:
@@ -125,7 +125,7 @@ def train(name: str, precision: str, accumulation: int, steps: int, zero: dict[s
     _optimizer, step = build(name, precision, accumulation, zero)
 
     def look(when: str, **roots: Any) -> None:
-        moments[when], times[when] = held(**roots), source.now_ns()
+        moments[when], times[when] = reachable_storages(**roots), source.now_ns()
 
     losses = []
     for number, micro_batches in enumerate(batches):
@@ -199,7 +199,7 @@ def _zero(name: str, precision: str, accumulation: int, zero: dict[str, Any]) ->
 
 
 def _fsdp(name: str, precision: str, accumulation: int, options: dict[str, Any]) -> Any:
-    network = shard(model(), precision=precision, **options)
+    network = shard_blocks(model(), precision=precision, **options)
     optimizer = adamw(network.parameters())
     roots = {"model": network, "optimizer": optimizer}
 

@@ -175,6 +175,8 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "UntypedStorage.resize_": _sharded_step,
     "DefaultAllGather.allocate": _sharded_step,
     "foreach_reduce_scatter_copy_in": _sharded_step,
+    "FSDPParam._init_sharded_param": _sharded_step,
+    "FSDPParam.to_sharded_dtensor": _sharded_step,
     "_no_grad_trunc_normal_": lambda: nn.init.trunc_normal_(torch.empty(4)),
     "ShardingPropagator._propagate_tensor_meta_non_cached": _new_shape,
     "ColwiseParallel._apply": _tensor_parallel,

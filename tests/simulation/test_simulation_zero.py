@@ -20,7 +20,7 @@ from utils.memory.measurement import Measurement
 from utils.ranks import run_ranks, traffic
 from utils.simulation import simulate
 from utils.techniques.deepspeed import deepspeed_missing, deepspeed_problem
-from utils.techniques.fsdp import shard
+from utils.techniques.fsdp import shard_blocks
 from utils.techniques.zero import note_states, zero_config, zero_engine
 
 P = sum(parameter_sizes())
@@ -33,7 +33,7 @@ def build(name: str) -> tuple[Any, torch.optim.Optimizer]:
     """What is called, backward included, and its optimizer."""
     network = model()
     if name == "FSDP2":
-        network = shard(network)
+        network = shard_blocks(network)
     elif name == "DDP":
         network = DistributedDataParallel(network)
     optimizer = adamw(network.parameters())

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.techniques import FlightRecorder, NonFinite, StepRecord
+from utils.techniques import NonFinite, NumericsRecorder, StepRecord
 from utils.techniques.flight_recorder import MOST_ROWS
 
 FP16 = torch.float16
@@ -49,7 +49,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2 / weight, momentum=0.9)
     options = {"init_scale": scale or 1.0, "growth_interval": interval, "enabled": scale > 0}
     scaler = torch.amp.GradScaler("cpu", **options)
-    recorder = FlightRecorder(model, optimizer, scaler)
+    recorder = NumericsRecorder(model, optimizer, scaler)
     losses = []
     if not recorded:
         recorder.close()
@@ -123,7 +123,7 @@ def test_norms_are_unscaled_and_tell_who_clipped_what() -> None:
 def test_shares_are_what_the_low_precision_makes_of_a_gradient() -> None:
     layer = nn.Linear(6, 1, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with FlightRecorder(layer, optimizer) as recorder:
+    with NumericsRecorder(layer, optimizer) as recorder:
         loss = layer(torch.tensor([[0.0, 1e-9, 1e-6, 1e-5, 1.0, 1e5]])).sum()
         loss.backward()
         optimizer.step()
@@ -186,7 +186,7 @@ def test_a_finite_outlier_is_bad_data_and_no_fault_of_the_first_layer(scale: flo
 def test_large_inputs_of_all_rows_are_no_outlier() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with FlightRecorder(model, optimizer) as recorder:
+    with NumericsRecorder(model, optimizer) as recorder:
         with torch.autocast("cpu", dtype=FP16):
             loss = model(torch.full((4, 16), 1e6)).float().sum()
         loss.backward()
@@ -201,7 +201,7 @@ def test_large_inputs_of_all_rows_are_no_outlier() -> None:
 def test_a_loss_that_is_not_finite_is_blamed_before_its_gradients() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with FlightRecorder(model, optimizer) as recorder:
+    with NumericsRecorder(model, optimizer) as recorder:
         loss = (model(torch.ones(2, 16)).sum() - 1e9).exp().log()
         loss.backward()
         assert str(recorder.record(loss).first) == "loss"
@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_finite_is_blamed_before_its_gradients() -> None:
 def test_hooks_go_when_it_is_closed() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with FlightRecorder(model, optimizer):
+    with NumericsRecorder(model, optimizer):
         pass
     modules = list(model.modules())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
@@ -220,10 +220,10 @@ def test_hooks_go_when_it_is_closed() -> None:
 def test_misuse_is_refused_in_words() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorder = FlightRecorder(model, optimizer)
+    recorder = NumericsRecorder(model, optimizer)
     with pytest.raises(ValueError, match="call record after loss.backward"):
         recorder.record(torch.zeros(()))
     with pytest.raises(ValueError, match="nothing to record"):
-        FlightRecorder(network().requires_grad_(False), optimizer)
+        NumericsRecorder(network().requires_grad_(False), optimizer)
     with pytest.raises(ValueError, match=r"take torch\.float16"):
-        FlightRecorder(model, optimizer, low=torch.float64)
+        NumericsRecorder(model, optimizer, low=torch.float64)

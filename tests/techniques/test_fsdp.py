@@ -18,7 +18,7 @@ from zero_cases import (
 )
 
 from utils.ranks import RankError, run_ranks
-from utils.techniques.fsdp import check_all_used, no_sync, shard
+from utils.techniques.fsdp import check_all_used, no_sync, shard_blocks
 
 P = sum(parameter_sizes())
 TOLERANCES = {"fp32": 1e-6, "bf16": 5e-4}
@@ -88,11 +88,11 @@ def test_offload_changes_no_loss(precision):
 
 def test_bad_input_is_a_sentence():
     with pytest.raises(ValueError, match="Linear has no `blocks`: give blocks="):
-        shard(nn.Linear(2, 2))
+        shard_blocks(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="write 'bf16' or 'fp32'"):
-        shard(model(), precision="fp16")
+        shard_blocks(model(), precision="fp16")
     with pytest.raises(ValueError, match="no process group here: use shard"):
-        shard(model())
+        shard_blocks(model())
     with pytest.raises(ValueError, match="needs a model that"), no_sync(nn.Linear(2, 2)):
         pass
 
@@ -138,7 +138,7 @@ def two_steps(wrap: str) -> bool:
     wrapped = (
         DistributedDataParallel(network)
         if wrap == "DDP"
-        else shard(network, blocks=[network.used], precision="fp32")
+        else shard_blocks(network, blocks=[network.used], precision="fp32")
     )
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.1, weight_decay=0.0)
     for _ in range(2):

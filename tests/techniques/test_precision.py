@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils.techniques import MixedStep, computes, low_precision, tf32
+from utils.techniques import MixedStep, choose_autocast_dtype, has_native_dtype, tf32
 
 
 def with_card(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,11 +45,11 @@ def test_the_choice_on_a_gpu(
     capability: tuple[int, int], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_card(capability, monkeypatch)
-    dtype, reason = low_precision("cuda")
+    dtype, reason = choose_autocast_dtype("cuda")
     assert dtype is expected
     assert f"{capability[0]}.{capability[1]}" in reason
-    assert computes("cuda", torch.float16)
-    assert computes("cuda", torch.bfloat16) is (capability >= (8, 0))
+    assert has_native_dtype("cuda", torch.float16)
+    assert has_native_dtype("cuda", torch.bfloat16) is (capability >= (8, 0))
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5)], ids=["V100", "T4"])
@@ -58,13 +58,13 @@ def test_bf16_on_a_card_that_would_emulate_it(
 ) -> None:
     with_card(capability, monkeypatch)
     with pytest.raises(ValueError, match=r"no bfloat16 units.*Take torch\.float16"):
-        low_precision("cuda", torch.bfloat16)
+        choose_autocast_dtype("cuda", torch.bfloat16)
 
 
 def test_bf16_on_a_card_that_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with_card((8, 0), monkeypatch)
-    assert low_precision("cuda", torch.bfloat16)[0] is torch.bfloat16
-    assert low_precision("cuda", torch.float16) == (
+    assert choose_autocast_dtype("cuda", torch.bfloat16)[0] is torch.bfloat16
+    assert choose_autocast_dtype("cuda", torch.float16) == (
         torch.float16,
         "asked for; its range is small, so it needs loss scaling",
     )
@@ -72,7 +72,7 @@ def test_bf16_on_a_card_that_computes_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_type_without_16_bits() -> None:
     with pytest.raises(ValueError, match=r"Write torch\.float16 or torch\.bfloat16"):
-        low_precision("cpu", torch.float64)
+        choose_autocast_dtype("cpu", torch.float64)
     with pytest.raises(ValueError, match="no type for mixed precision"):
         MixedStep(*classifier()[:2], dtype=torch.float64)
 
@@ -111,7 +111,7 @@ def test_fp16_scales_and_bf16_does_not() -> None:
     assert MixedStep(*classifier()[:2], dtype=torch.float16).scaler.is_enabled()
     assert not MixedStep(*classifier()[:2], dtype=torch.bfloat16).scaler.is_enabled()
     assert not MixedStep(*classifier()[:2], dtype=torch.float32).scaler.is_enabled()
-    assert MixedStep(*classifier()[:2]).dtype is low_precision("cpu")[0]
+    assert MixedStep(*classifier()[:2]).dtype is choose_autocast_dtype("cpu")[0]
 
 
 def test_an_overflowing_step_is_skipped_and_the_scale_lowered() -> None:
@@ -172,9 +172,9 @@ def test_what_a_cpu_computes(
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    assert computes("cpu", torch.bfloat16) is expected
-    assert not computes("cpu", torch.float16)
+    assert has_native_dtype("cpu", torch.bfloat16) is expected
+    assert not has_native_dtype("cpu", torch.float16)
 
 
 def test_this_cpu_is_asked() -> None:
-    assert computes("cpu", torch.bfloat16) in (True, False)
+    assert has_native_dtype("cpu", torch.bfloat16) in (True, False)

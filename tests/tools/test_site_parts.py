@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import _site_frame  # noqa: E402
 import _site_icons  # noqa: E402
 
 BARS = 'x={sun:[1,1,[],"f0","OUTLINE"],"list":[5,6,[],"f1","M1"]},y={sun:[2,3,["a"],"f0","SOLID"]}'
@@ -49,6 +50,33 @@ def test_a_theme_with_other_icons_is_a_sentence(
         (site / _site_icons.LIBRARY).unlink()
     with pytest.raises(_site_icons.IconError, match=says):
         _site_icons.use_few_icons(site)
+
+
+def test_only_the_page_of_results_brings_the_search_and_no_page_waits_for_a_script_to_be_light(
+    tmp_path: Path,
+) -> None:
+    scripts = "".join(
+        f'<script src="../{name}.js?v=1"></script>\n'
+        for name in (
+            "_static/searchtools",
+            "_static/language_data",
+            "searchindex",
+            "_static/doctools",
+        )
+    )
+    for name in ("a.html", "search.html"):
+        (tmp_path / name).write_text(f'<html data-theme="auto"><head>{scripts}</head></html>')
+    _site_frame.mend_frames(tmp_path)
+    page, results = (tmp_path / "a.html").read_text(), (tmp_path / "search.html").read_text()
+    assert page.count("<script") == 1 and "doctools" in page
+    assert results.count("<script") == 4
+    assert all('<html data-theme="light">' in text for text in (page, results))
+
+
+def test_a_theme_with_another_frame_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<html><head></head></html>")
+    with pytest.raises(_site_frame.FrameError, match="a.html does not begin with"):
+        _site_frame.mend_frames(tmp_path)
 
 
 def test_a_lesson_leads_to_its_lab_and_that_to_the_next_lesson() -> None:

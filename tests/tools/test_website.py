@@ -235,3 +235,26 @@ def test_a_site_without_sphinx_names_what_adds_it(
         "needs Sphinx and its theme, which are not in .venv. `make site`" in capsys.readouterr().err
     )
     assert not any(tmp_path.iterdir())
+
+
+def test_a_decks_links_lead_to_decks_and_what_has_none_is_words() -> None:
+    said = (
+        '[two](02.ipynb#a) [studio](../advanced/15.ipynb "title") [word](../00_glossary.ipynb#t) '
+        "[top](#top) [out](https://a.b/c.ipynb) ![i](a.png) `kernel[grid](x)`"
+    )
+    made = _slide_cells.linked(
+        said, Path("beginner/01.html"), {"beginner/02.html", "advanced/15.html"}
+    )
+    assert made == (
+        "[two](02.html) [studio](../advanced/15.html) word top [out](https://a.b/c.ipynb) "
+        "![i](a.png) `kernel[grid](x)`"
+    )
+
+
+def test_a_comment_in_code_begins_no_slide() -> None:
+    text = (
+        "# On Monday\n\nWrite:\n\n```python\n# before: a model\nmodel = 1\n```\n\n## After\n\nEnd."
+    )
+    deck = _slide_cells.slides(book(nbformat.v4.new_markdown_cell(text)))
+    shown = [c.source for c in deck.cells if c.metadata["slideshow"]["slide_type"] == "slide"]
+    assert [source.partition("\n")[0] for source in shown] == ["# On Monday", "## After"]

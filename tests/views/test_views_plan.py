@@ -15,7 +15,7 @@ from utils.catalog import ModelShape, device
 from utils.lessons.lesson_15.review import review
 from utils.lessons.lesson_15.studio import design, draw_design, studio
 from utils.planner import Batch, Cluster, Estimate, Plan, estimate, search
-from utils.planner.schedules import bubble_closed, order, run
+from utils.planner.schedules import bubble_closed, run_schedule, schedule_actions
 from utils.units import GIB, Evidence
 from utils.views import (
     Panel,
@@ -283,7 +283,10 @@ def test_each_weakness_fails_its_own_criterion(
 
 
 def test_schedules_are_drawn_below_each_other_with_their_evidence() -> None:
-    panels = {name: Panel(rows := order(name, 3, 4), run(rows, 1, 2)) for name in ("1f1b", "zb-h1")}
+    panels = {
+        name: Panel(rows := schedule_actions(name, 3, 4), run_schedule(rows, 1, 2))
+        for name in ("1f1b", "zb-h1")
+    }
     panels["as run"] = panels["zb-h1"]._replace(evidence=Evidence.MEASURED)
     figure = draw_schedules(panels, title="Three")
     titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -300,6 +303,6 @@ def test_schedules_are_drawn_below_each_other_with_their_evidence() -> None:
 
 
 def test_chunks_count_by_their_share_of_a_rank() -> None:
-    rows = order("1f1b", 4, 8, 2)
-    (axes,) = draw_schedules({"interleaved": Panel(rows, run(rows, 0.5, 1.0))}).axes
+    rows = schedule_actions("1f1b", 4, 8, 2)
+    (axes,) = draw_schedules({"interleaved": Panel(rows, run_schedule(rows, 0.5, 1.0))}).axes
     assert axes.get_title(loc="left").endswith("in flight 5.5, 4.5, 3.5, 2.5")

@@ -10,14 +10,26 @@ from utils.clinic.ward import (
     Patient,
     admit,
     examine,
+    examine_over_budget,
     numbered,
-    sick,
     source_of,
 )
 
 __all__ = [
-    "LOSS_TOLERANCE", "PATIENTS", "Examination", "NothingToCureError", "Patient", "Replay", "admit",
-    "examine", "numbered", "pinned_bytes", "replay", "sick", "smallest_capacity", "source_of",
+    "LOSS_TOLERANCE",
+    "PATIENTS",
+    "Examination",
+    "NothingToCureError",
+    "Patient",
+    "Replay",
+    "admit",
+    "examine",
+    "examine_over_budget",
+    "numbered",
+    "pinned_bytes",
+    "replay",
+    "smallest_capacity",
+    "source_of",
 ]  # fmt: skip
 
 check_public(globals())

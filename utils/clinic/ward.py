@@ -211,7 +211,7 @@ def _examined(patient: Patient) -> Examination:
     return Examination(patient, run, tuple(losses), time.perf_counter() - start)
 
 
-def sick(patient: Patient) -> Examination:
+def examine_over_budget(patient: Patient) -> Examination:
     """Examine a patient before its cure.
 
     Raises:

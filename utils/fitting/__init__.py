@@ -1,6 +1,7 @@
 """Your own model on a card: does it fit, where do the bytes go, what would make it fit, and the script."""
 
 from utils.fitting.fitted import Fit, Trials, fit_model
+from utils.fitting.handover import studio_line
 from utils.fitting.model_configs import (
     ModelConfigError,
     auto_class,
@@ -27,4 +28,5 @@ __all__ = [
     "model_names",
     "published_parameters",
     "script",
+    "studio_line",
 ]

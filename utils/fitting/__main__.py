@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         help="each n-th block; 0 for none",
     )
     add("--offload-activations", action="store_true", help="keep them in host memory")
+    add("--offload-states", action="store_true", help="keep them in host memory (FSDP2)")
     add("--step-in-backward", action="store_true", help="update each weight as its gradient comes")
     add("--cards", type=int, default=default.cards, help="how many share the states (FSDP2)")
     add(

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEARNING_RATE = 1e-4
+BEHIND_PREFETCH = 4  # layers: FSDP2 gathers ahead, so that the steps of fewer are no repetitions
 POSITIONS = ("position_embeddings", "wpe", "embed_positions")  # BERT's, GPT-2's, OPT's
+SHARED_BIAS = (
+    "relative_attention_num_buckets"  # T5's: its first block computes it for all the others
+)
+# Whisper's stacks and BART's; the first name is there too, and stands for one of the others.
+ENCODER_DECODER = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 HEADS = ("lm_head", "score", "classifier")  # what transformers leaves out when it packs
 
 
@@ -36,23 +42,34 @@ class Depths:
 def depths(config: PreTrainedConfig, recipe: Recipe) -> Depths:
     """The depths from which a model's step can be extended: whole repetitions of its pattern apart.
 
-    The first lies behind what is special in the first layers (DeepSeek's are dense). Where three
+    The first lies behind what is special in the first layers: DeepSeek's are dense, and FSDP2 gathers
+    the weights of the first two at other moments than those of the rest. Where three
     shallow models together are no smaller than the model itself, it is run whole.
 
     Args:
         config: The model's.
         recipe: Which of its blocks are recomputed.
     """
-    text = config.get_text_config()
-    layers = int(getattr(text, "num_hidden_layers", 0) or 0)
-    if text is not config or getattr(config, "is_encoder_decoder", False) or not layers:
+    stacks = _stacks(config)
+    layers = max(stacks.values(), default=0)
+    is_one = config.get_text_config() is config and not hasattr(config, SHARED_BIAS)
+    if not is_one or not layers or min(stacks.values()) < layers:
         return Depths(layers, None)
     kinds = _period(list(getattr(config, "layer_types", None) or []))
     period = lcm(kinds, recipe.checkpointing or 1, recipe.spared or 1)
-    first = period + int(getattr(config, "first_k_dense_replace", 0) or 0)
+    first = BEHIND_PREFETCH if recipe.is_sharded else 1
+    first += int(getattr(config, "first_k_dense_replace", 0) or 0)
     first += (layers - first) % period
     small = (first, first + period, first + 2 * period)
     return Depths(layers, small if sum(small) < layers else None)
+
+
+def _stacks(config: PreTrainedConfig) -> dict[str, int]:
+    """How many layers each stack has, by the name that the configuration gives it."""
+    is_pair = getattr(config, "is_encoder_decoder", False)
+    names = ENCODER_DECODER if is_pair else ("num_hidden_layers",)
+    found = {name: getattr(config, name, None) for name in names}
+    return {name: count for name, count in found.items() if isinstance(count, int)}
 
 
 def _period(kinds: list[str]) -> int:
@@ -64,9 +81,10 @@ def _period(kinds: list[str]) -> int:
 
 
 def shallower(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
-    """The same architecture with fewer layers."""
+    """The same architecture with fewer layers, in encoder and decoder alike where it has both."""
     small = copy.deepcopy(config)
-    small.num_hidden_layers = layers  # type: ignore[attr-defined]
+    for name in _stacks(config):
+        setattr(small, name, layers)
     if kinds := vars(small).get("layer_types"):
         small.layer_types = kinds[:layers]  # type: ignore[attr-defined]
     return small
@@ -88,7 +106,8 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     _check_positions(model, auto.__name__, recipe.tokens)
     if recipe.method == "qlora":
         pack(model, DTYPES[recipe.products])
-    model = model.to("cuda")
+    if not recipe.is_sharded:  # FSDP2 moves blocks itself, and calls a simulated card by its mesh
+        model = model.to("cuda")
     if recipe.checkpointing:
         program.checkpoint_blocks(model, recipe.checkpointing, recipe.spared)
     if recipe.loss == "chunked":
@@ -96,8 +115,9 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         program.chunk_loss(model)
     if recipe.is_frozen:
         model = program.add_adapters(model, recipe.rank, recipe.targets)
-    if recipe.cards > 1:
-        program.shard(model)
+    if recipe.is_sharded:
+        gathered = DTYPES[recipe.autocast] if recipe.autocast else None
+        program.shard(model, gathered, recipe.offload_states)
     if recipe.autocast:
         program.autocast_forward(model, "cuda", DTYPES[recipe.autocast])
     model.train()

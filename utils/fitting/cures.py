@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.fitting.model_configs import auto_class
 from utils.fitting.recipe import Recipe
-from utils.units import GIB, format_bytes, format_seconds
+from utils.units import GIB, MIB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -85,13 +85,17 @@ class Tried:
     def row(self) -> dict[str, str]:
         """As a row of a table."""
         time = "not known" if self.added_seconds is None else _signed(self.added_seconds)
+        costs = [cure.costs for cure in self.cures]
+        host_bytes = self.verdict.measurement.host_bytes or 0
+        if host_bytes >= MIB:
+            costs.append(f"{format_bytes(host_bytes)} on the host")
         return {
             "cure": self.name,
             "needed": format_bytes(self.verdict.needed_bytes),
             "saved": format_bytes(self.saved_bytes),
             "seconds a step": time,
             "fits": ("just" if self.verdict.is_close else "yes") if self.verdict.fits else "no",
-            "else": "; ".join(cure.costs for cure in self.cures),
+            "else": "; ".join(costs),
             "line": "; ".join(cure.line for cure in self.cures),
         }
 
@@ -171,7 +175,7 @@ def _states(recipe: Recipe) -> Iterator[Cure]:
     if recipe.optimizer == "adamw-foreach":
         line = "optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True)"
         yield Cure("fused AdamW", {"optimizer": "adamw"}, line, "nothing")
-    if recipe.optimizer in ("adamw", "adamw-foreach"):
+    if recipe.optimizer in ("adamw", "adamw-foreach") and not recipe.offload_states:
         for optimizer, (name, kind, costs) in PACKED.items():
             line = f"optimizer = bnb.optim.{kind}(trained, lr=LEARNING_RATE)"
             yield Cure(name, {"optimizer": optimizer}, line, costs)
@@ -189,14 +193,14 @@ def _states(recipe: Recipe) -> Iterator[Cure]:
                 "from_pretrained(SOURCE, dtype=torch.bfloat16), no autocast",
                 "small updates are rounded away, unless rounded at random",
             )
-        if not recipe.step_in_backward and recipe.accumulation == 1 and recipe.cards == 1:
+        if not recipe.step_in_backward and recipe.accumulation == 1 and not recipe.is_sharded:
             yield Cure(
                 "step in backward",
                 {"step_in_backward": True},
                 "step_in_backward(model, OPTIMIZER, LEARNING_RATE)",
                 "no clipping by the global norm, no accumulation",
             )
-    if recipe.method == "lora" and recipe.precision == "bf16-mixed" and recipe.cards == 1:
+    if recipe.method == "lora" and recipe.precision == "bf16-mixed" and not recipe.is_sharded:
         yield Cure(
             "frozen weights in four bits",
             {"method": "qlora"},
@@ -206,10 +210,30 @@ def _states(recipe: Recipe) -> Iterator[Cure]:
 
 
 def _sharing(recipe: Recipe, cards: int) -> Iterator[Cure]:
-    if recipe.cards == 1 and cards > 1 and recipe.method != "qlora" and not recipe.step_in_backward:
+    shardable = recipe.method != "qlora" and not recipe.step_in_backward
+    if shardable and _leaves_to_the_host(recipe):
+        yield Cure(
+            "states to the host (FSDP2)",
+            {"offload_states": True},
+            f"shard(model{_gathered(recipe)}, offload=True), or CPUOffloadPolicy() for each fully_shard",
+            "weights cross PCIe in each pass; the CPU steps, in pinned memory",
+        )
+    if recipe.cards == 1 and cards > 1 and shardable:
         yield Cure(
             f"FSDP2 over {cards} cards",
             {"cards": cards},
-            f"shard(model), under torchrun --nproc-per-node {cards}",
+            f"shard(model{_gathered(recipe)}), under torchrun --nproc-per-node {cards}",
             f"{cards} cards; weights cross their link in each pass",
         )
+
+
+def _gathered(recipe: Recipe) -> str:
+    """The second argument of the script's `shard`, as it is written."""
+    names = {"bf16": ", torch.bfloat16", "fp16": ", torch.float16"}
+    return names[recipe.autocast] if recipe.autocast else ""
+
+
+def _leaves_to_the_host(recipe: Recipe) -> bool:
+    """Whether FSDP2 can keep the states there, and does not yet."""
+    is_fit = recipe.precision != "fp16-mixed" and not recipe.needs_bitsandbytes
+    return is_fit and not recipe.offload_states

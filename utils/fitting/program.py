@@ -37,15 +37,29 @@ def add_adapters(model: nn.Module, rank: int, targets: str | Sequence[str]) -> A
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))  # pyright: ignore[reportArgumentType]
 
 
-def shard(model: Any) -> None:
-    """FSDP2 over all ranks, block by block, in place."""
-    from torch.distributed.fsdp import fully_shard
+def shard(model: Any, dtype: torch.dtype | None = None, offload: bool = False) -> None:
+    """FSDP2 over all ranks, block by block, in place; its shards in host memory with `offload`.
 
+    Weights are gathered in `dtype`, and gradients added up in fp32: autocast alone would gather fp32,
+    and keep the copy that it casts of each weight until forward ends, the whole model's.
+    """
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
+
+    pinned = torch.cuda.is_available()  # else there is no card to copy to
+    policies: dict[str, Any] = {
+        "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy(),
+        "mp_policy": MixedPrecisionPolicy(dtype, torch.float32 if dtype else None),
+    }
     for part in model.modules():
         if isinstance(part, nn.ModuleList) and len(part) > 1:
             for block in part:
-                fully_shard(block)
-    fully_shard(model)
+                fully_shard(block, **policies)
+    fully_shard(model, **policies)
 
 
 def autocast_forward(model: Any, device: str, dtype: torch.dtype) -> None:

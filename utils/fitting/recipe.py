@@ -51,6 +51,8 @@ class Recipe:
         spared: Of all blocks each n-th is not recomputed after all: 3 leaves two thirds; 0 for none.
         loss: One of `LOSSES`.
         offload_activations: What backward needs waits in pinned host memory.
+        offload_states: Parameters, gradients and optimizer states live in pinned host memory, where the
+            CPU computes the optimizer's step (FSDP2's CPUOffloadPolicy), also of one card.
         step_in_backward: Each weight is updated as soon as its gradient is there, which then goes.
         cards: How many GPUs share parameters, gradients and optimizer states (FSDP2).
     """
@@ -67,6 +69,7 @@ class Recipe:
     spared: int = 0
     loss: str = "whole"
     offload_activations: bool = False
+    offload_states: bool = False
     step_in_backward: bool = False
     cards: int = 1
 
@@ -107,8 +110,29 @@ class Recipe:
                 "recipe: FSDP2 shards by rows, and bitsandbytes' packed weights have none. Choose "
                 "method='lora' for several cards, or one card with method='qlora'."
             )
+        self._check_offload()
         if self.precision == "fp32" and self.method == "qlora":
             raise ValueError("recipe: qlora computes in 16 bits. Choose precision='bf16-mixed'.")
+
+    def _check_offload(self) -> None:
+        if not self.offload_states:
+            return
+        if self.method == "qlora" or self.needs_bitsandbytes:
+            raise ValueError(
+                "recipe: on the host no weights or moments of bitsandbytes are stepped. Choose "
+                "method='lora' or 'full' and optimizer='adamw' with offload_states=True."
+            )
+        if self.step_in_backward or self.precision == "fp16-mixed":
+            raise ValueError(
+                "recipe: with offload_states=True gradients are on the host, where neither "
+                "step_in_backward nor a loss scaler of the card finds them. Choose "
+                "step_in_backward=False and precision='bf16-mixed' or 'fp32'."
+            )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 holds the model, on several cards or for its offload."""
+        return self.cards > 1 or self.offload_states
 
     @property
     def step_tokens(self) -> int:
@@ -172,6 +196,7 @@ class Recipe:
             for word, on in (
                 ("chunked loss", self.loss == "chunked"),
                 ("activations on the host", self.offload_activations),
+                ("states on the host", self.offload_states),
                 ("step in backward", self.step_in_backward),
                 (f"FSDP2 over {self.cards} cards", self.cards > 1),
             )

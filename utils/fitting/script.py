@@ -120,7 +120,7 @@ def _parts(recipe: Recipe) -> Iterator[Callable[..., Any]]:
         yield program.checkpoint_blocks
     if recipe.is_frozen:
         yield program.add_adapters
-    if recipe.cards > 1:
+    if recipe.is_sharded:
         yield program.shard
     if recipe.autocast:
         yield program.autocast_forward
@@ -138,8 +138,8 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
     """The function that makes model and optimizer."""
     weights = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
     packing = ", quantization_config=FOUR_BITS" if recipe.method == "qlora" else ""
-    # Several ranks read into host memory: blocks move to the GPU one by one, as they are sharded.
-    placed = ', device_map={"": device}' if recipe.cards == 1 else ""
+    # FSDP2 takes the model from host memory: blocks move to the GPU one by one, as they are sharded.
+    placed = "" if recipe.is_sharded else ', device_map={"": device}'
     yield "def make(source: str, device: str) -> tuple[Any, Any]:"
     yield '    """The model on its device, as it is trained, and its optimizer."""'
     yield "    model: Any = " + f"{auto.__name__}.from_pretrained("
@@ -154,8 +154,9 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
     if recipe.is_frozen:
         targets = recipe.targets if isinstance(recipe.targets, str) else list(recipe.targets)
         yield f"    model = add_adapters(model, rank={recipe.rank}, targets={targets!r})"
-    if recipe.cards > 1:
-        yield "    shard(model)"
+    if recipe.is_sharded:
+        gathered = f", {weights[recipe.autocast]}" if recipe.autocast else ""
+        yield f"    shard(model{gathered}{', offload=True' * recipe.offload_states})"
     if recipe.autocast:
         yield f"    autocast_forward(model, device.partition(':')[0], {weights[recipe.autocast]})"
     yield "    model.train()"
@@ -175,7 +176,7 @@ def _main(recipe: Recipe) -> Iterator[str]:
     )
     yield "def main(texts: str, source: str = SOURCE, steps: int | None = None) -> list[float]:"
     yield '    """Train on a file of text; the losses of all steps."""'
-    yield f"    device, rank, ranks = joined({recipe.cards})"
+    yield f"    device, rank, ranks = joined({recipe.cards}{', sharded=True' * recipe.is_sharded})"
     yield "    torch.manual_seed(SEED)"
     yield "    model, optimizer = make(source, device)"
     yield f"    context, scaler = {context}, {scaler}"

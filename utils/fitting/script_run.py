@@ -15,8 +15,11 @@ import torch
 import torch.distributed as dist
 
 
-def joined(cards: int) -> tuple[str, int, int]:
-    """(device, rank, number of ranks) of this process; several are started by torchrun."""
+def joined(cards: int, sharded: bool = False) -> tuple[str, int, int]:
+    """(device, rank, number of ranks) of this process; several are started by torchrun.
+
+    FSDP2 needs a process group, also of one.
+    """
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if ranks != cards:
         raise SystemExit(
@@ -26,8 +29,14 @@ def joined(cards: int) -> tuple[str, int, int]:
     device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
     if device != "cpu":
         torch.cuda.set_device(local)
-    if ranks > 1:
-        dist.init_process_group("nccl" if device != "cpu" else "gloo")
+    if sharded:
+        # What is offloaded is gathered for the save from host memory, by gloo.
+        backend = "cpu:gloo,cuda:nccl" if device != "cpu" else "gloo"
+        if ranks > 1:
+            dist.init_process_group(backend)
+        else:
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
     return device, rank, ranks
 
 
@@ -129,7 +138,7 @@ def save(model: Any, source: str, rank: int, ranks: int) -> None:
     from transformers import AutoTokenizer
 
     weights = None
-    if ranks > 1:
+    if dist.is_initialized():
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         weights = get_model_state_dict(

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from utils.catalog import ModelShape, device
 from utils.fitting.recipe import Recipe
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
+from utils.planner.adapters import adapter_parameters
+from utils.planner.frameworks import framework
+from utils.planner.step_time.collectives import bandwidth_in_training
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 # The planner's names of a Llama's matrices, which Qwen, Mistral, SmolLM and OLMo share.
 MATRICES = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
 GPUS_PER_NODE = 8
+WEIGHT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 LLAMAS = (
     "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe", "phi3",
 )  # fmt: skip
@@ -65,19 +69,36 @@ def predicted_seconds(
     )
     found = estimate(shape, _cluster(card, recipe.cards), _plan(recipe, lora, shape.layers), batch)
     low, high = found.step_seconds_interval
-    return low, found.step_seconds, high
+    more = 1 + _waiting_seconds(shape, recipe, lora, card) / found.step_seconds
+    return low * more, found.step_seconds * more, high * more
+
+
+def _waiting_seconds(shape: ModelShape, recipe: Recipe, lora: Lora | None, card: str) -> float:
+    """Seconds of a step for what FSDP2 sends up from the host beside the planner's own terms.
+
+    The planner counts the trained weights in 16 bits, once for each pass. FSDP2 copies its shards as they
+    are held, frozen ones too, and casts them on the card (FSDPParam.all_gather_inputs).
+    """
+    if not recipe.offload_states:
+        return 0.0
+    trained = adapter_parameters(shape, lora) if lora else shape.parameter_count
+    held_bytes = WEIGHT_BYTES[recipe.weights] * shape.parameter_count
+    more_bytes = held_bytes - framework("fsdp").gathered_bytes * trained
+    passes = 2 * recipe.accumulation
+    return passes * max(0.0, more_bytes) / recipe.cards / bandwidth_in_training(device(card).pcie)
 
 
 def _plan(recipe: Recipe, lora: Lora | None, layers: int) -> Plan:
     one_card = "peft" if recipe.is_frozen else "transformers"
     return Plan(
-        framework=one_card if recipe.cards == 1 else "fsdp",
+        framework="fsdp" if recipe.is_sharded else one_card,
         dp=recipe.cards,
-        zero_stage=3 if recipe.cards > 1 else 0,
+        zero_stage=3 if recipe.is_sharded else 0,
         micro_batch=recipe.micro_batch,
         recompute="full" if recipe.checkpointing else "none",
         recompute_layers=_recomputed(recipe, layers),
         loss=recipe.loss,
+        offload="parameters" if recipe.offload_states else "none",
         offload_activations=recipe.offload_activations,
         optimizer_in_backward=recipe.step_in_backward,
         lora=lora,

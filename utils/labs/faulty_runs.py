@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.techniques.flight_recorder import FlightRecorder, StepRecord
+from utils.techniques.flight_recorder import NumericsRecorder, StepRecord
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 FAULTS = ("no unscale", "norm in fp16", "loss overflows", "learning rate", "NaN in the data")
@@ -84,7 +84,7 @@ def run(
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=low)
-    with FlightRecorder(model, optimizer, scaler) as recorder:
+    with NumericsRecorder(model, optimizer, scaler) as recorder:
         for x, labels in zip(*_data(spoil, value, units), strict=True):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=dtype if low else torch.float16, enabled=low):

@@ -3,7 +3,7 @@
 from utils.checked import check_public
 from utils.memory.budget import Budget, OverBudgetError, budget
 from utils.memory.events import Allocation, AllocationEvent, Category, Phase
-from utils.memory.holdings import Held, held
+from utils.memory.holdings import ReachableStorage, reachable_storages
 from utils.memory.host import host_memory
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
@@ -11,9 +11,22 @@ from utils.memory.observer import phase
 from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
 
 __all__ = [
-    "Allocation", "AllocationEvent", "Breakdown", "Budget", "Category", "Crossing",
-    "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase",
-    "budget", "held", "host_memory", "measure", "phase",
+    "Allocation",
+    "AllocationEvent",
+    "Breakdown",
+    "Budget",
+    "Category",
+    "Crossing",
+    "Measurement",
+    "MemoryTimeline",
+    "OverBudgetError",
+    "Phase",
+    "ReachableStorage",
+    "budget",
+    "host_memory",
+    "measure",
+    "phase",
+    "reachable_storages",
 ]  # fmt: skip
 
 check_public(globals(), but=("Allocation",))

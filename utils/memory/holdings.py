@@ -1,4 +1,4 @@
-"""`held`: every tensor storage that some objects keep alive, with the path that leads to it.
+"""`reachable_storages`: every tensor storage that some objects keep alive, with the path that leads to it.
 
 Frameworks keep flat buffers, shards and copies in attributes of their own. A walk over all of them
 finds the same bytes as the allocator counts, and gives each a name.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what has no shards is measured without torch.distributed
     from torch.distributed.tensor import DTensor
 
 
-class Held(NamedTuple):
+class ReachableStorage(NamedTuple):
     """One storage: the shortest path to a tensor in it, that tensor's type, all of its bytes."""
 
     path: str
@@ -30,18 +30,18 @@ class Held(NamedTuple):
         return f"{format_bytes(self.bytes):>12}  {self.dtype:<9} {self.path}"
 
 
-def held(**roots: Any) -> tuple[Held, ...]:
+def reachable_storages(**roots: Any) -> tuple[ReachableStorage, ...]:
     """The storages that can be reached from `roots`, largest first, each once.
 
-    Follows attributes, containers and gradients: `held(model=model, optimizer=optimizer)`. Tensors
+    Follows attributes, containers and gradients: `reachable_storages(model=model, optimizer=optimizer)`. Tensors
     without memory (on the meta device, or resized to nothing) are left out.
     """
-    found: dict[int, Held] = {}
+    found: dict[int, ReachableStorage] = {}
     for path, tensor in _tensors(roots):
         storage = tensor.untyped_storage()
         if tensor.device.type != "meta" and storage.nbytes():
             name = str(tensor.dtype).removeprefix("torch.")
-            found.setdefault(storage.data_ptr(), Held(path, name, storage.nbytes()))
+            found.setdefault(storage.data_ptr(), ReachableStorage(path, name, storage.nbytes()))
     return tuple(sorted(found.values(), key=lambda row: -row.bytes))
 
 

@@ -41,7 +41,7 @@ class DamagedError(ValueError):
     """A list of checksums that says nothing; the message is the end of a sentence about it."""
 
 
-def named(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that have their name, whole or not, what was saved last first."""
     if not folder.is_dir():
         return []
@@ -60,7 +60,7 @@ def begin(folder: Path, step: int) -> Path:
     for path in folder.glob(f"*{_UNFINISHED}"):
         if _NAME.fullmatch(path.stem):
             shutil.rmtree(path)
-    saves = 1 + max((_order(path)[0] for path in named(folder)), default=0)
+    saves = 1 + max((_order(path)[0] for path in list_checkpoints(folder)), default=0)
     unfinished = folder / f"step-{step:08d}-save-{saves}{_UNFINISHED}"
     unfinished.mkdir()
     return unfinished
@@ -157,7 +157,7 @@ def differing(path: Path, files: Sums) -> list[str]:
 
 def newest_whole(folder: Path) -> Path | None:
     """What was saved last and is whole; None where there is nothing."""
-    return next((path for path in named(folder) if not problems(path)), None)
+    return next((path for path in list_checkpoints(folder) if not problems(path)), None)
 
 
 def _order(path: Path) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ A query needs the keys and values of all earlier positions. Here each rank gathe
 with its own queries, as in Llama 3 (arXiv:2407.21783, section 3.3.2). All other layers look at one
 position at a time and need nothing from other ranks.
 
-Which positions a rank holds is `data.own_positions`'s choice.
+Which positions a rank holds is `data.local_positions`'s choice.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from utils.parallel.data import own_pieces
+from utils.parallel.data import local_pieces
 from utils.parallel.model_parts import blocks_of
 
 
-def share_sequences(part: nn.Module, mesh: DeviceMesh) -> None:
+def apply_cp(part: nn.Module, mesh: DeviceMesh) -> None:
     """Let the attention of every block reach over the one axis of `mesh`, in place.
 
-    Give the model the tokens at `data.own_positions`, and these positions.
+    Give the model the tokens at `data.local_positions`, and these positions.
     """
     for block in blocks_of(part):
         block.attention.attend = functools.partial(gathered_attention, mesh=mesh)
@@ -40,7 +40,7 @@ def gathered_attention(query: Tensor, key: Tensor, value: Tensor, *, mesh: Devic
     keys, values = (_in_order(_gather(tensor, mesh), ranks) for tensor in (key, value))
     mixed = [
         _attend(piece, keys, values, number * piece.shape[2])
-        for piece, number in zip(query.chunk(2, dim=2), own_pieces(place, ranks), strict=True)
+        for piece, number in zip(query.chunk(2, dim=2), local_pieces(place, ranks), strict=True)
     ]
     return torch.cat(mixed, dim=2)
 
@@ -64,5 +64,5 @@ def _gather(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 def _in_order(tensor: Tensor, ranks: int) -> Tensor:
     """Pieces as the ranks hold them -> pieces in the order of positions."""
     pieces = tensor.chunk(2 * ranks, dim=2)
-    held = [number for place in range(ranks) for number in own_pieces(place, ranks)]
+    held = [number for place in range(ranks) for number in local_pieces(place, ranks)]
     return torch.cat([pieces[held.index(number)] for number in range(2 * ranks)], dim=2)

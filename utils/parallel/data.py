@@ -20,7 +20,7 @@ IGNORED = -100  # the target of a token that is not to be learned, as in F.cross
 Passes = Callable[[Tensor, Tensor, float], Tensor]
 
 
-def own_rows(dims: ParallelDims, rank: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+def local_rows(dims: ParallelDims, rank: int, *tensors: Tensor) -> tuple[Tensor, ...]:
     """A rank's rows of a global batch: equal parts, in the order of `ParallelDims.data_rank`.
 
     Ranks of one pipeline, tensor or context group read the same rows.
@@ -38,7 +38,7 @@ def own_rows(dims: ParallelDims, rank: int, *tensors: Tensor) -> tuple[Tensor, .
     return tuple(tensor.chunk(parts)[place] for tensor in tensors)
 
 
-def own_pieces(place: int, ranks: int) -> tuple[int, int]:
+def local_pieces(place: int, ranks: int) -> tuple[int, int]:
     """Which two of the 2 * ranks pieces of a sequence a rank of cp holds.
 
     A late position attends to more than an early one. One piece from the front and its mirror from
@@ -47,7 +47,7 @@ def own_pieces(place: int, ranks: int) -> tuple[int, int]:
     return place, 2 * ranks - 1 - place
 
 
-def own_positions(dims: ParallelDims, rank: int, length: int) -> Tensor:
+def local_positions(dims: ParallelDims, rank: int, length: int) -> Tensor:
     """Positions (length / cp,) of every sequence that a rank holds, in the order it holds them.
 
     Raises:
@@ -62,10 +62,10 @@ def own_positions(dims: ParallelDims, rank: int, length: int) -> Tensor:
             f"ranks of context parallelism. Take a multiple of {2 * dims.cp}, such as {above}."
         )
     pieces = torch.arange(length).chunk(2 * dims.cp)
-    return torch.cat([pieces[i] for i in own_pieces(dims.coordinates(rank)["cp"], dims.cp)])
+    return torch.cat([pieces[i] for i in local_pieces(dims.coordinates(rank)["cp"], dims.cp)])
 
 
-def own_batches(
+def local_batches(
     batch: Callable[[int], tuple[Tensor, Tensor]],
     steps: int,
     dims: ParallelDims,
@@ -78,11 +78,11 @@ def own_batches(
         batch: gives the inputs and targets (rows, S) of all ranks, the same on every rank.
         steps: the last one, not included, counted from 0.
         dims: who reads what.
-        positions: `own_positions` of this rank.
+        positions: `local_positions` of this rank.
         first: the step to begin with, where earlier ones are done.
     """
     for step in range(first, steps):
-        inputs, targets = own_rows(dims, dist.get_rank(), *batch(step))
+        inputs, targets = local_rows(dims, dist.get_rank(), *batch(step))
         place = positions.to(inputs.device)
         yield inputs[:, place].to(positions.device), targets[:, place].to(positions.device)
 
@@ -136,7 +136,7 @@ def accumulated_passes(
         micro_batch: rows of a micro-batch, b.
         positions: (S,) of the tokens in their sequences.
         before_backward: called with the model and whether this is the step's last micro-batch;
-            `shard.reduce_late` puts off what need not be sent for each.
+            `shard.reduce_on_last_micro_batch` puts off what need not be sent for each.
     """
 
     def passes(inputs: Tensor, targets: Tensor, weight: float) -> Tensor:

@@ -75,7 +75,7 @@ def _is_v(schedule: str) -> bool:
     return schedule.lower() in map(str.lower, V_SHAPED)
 
 
-def cut(model: Part, blocks: Sequence[int], chunk: int) -> Part:
+def keep_chunk(model: Part, blocks: Sequence[int], chunk: int) -> Part:
     """Leave one chunk of a model, in place: its blocks under their old names, and its ends.
 
     Build the model on the meta device, so that what is cut away never was in memory.

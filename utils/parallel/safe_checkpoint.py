@@ -26,7 +26,7 @@ from utils.parallel.checkpoint_folder import (
     begin,
     beyond,
     differing,
-    named,
+    list_checkpoints,
     problems,
     publish,
     read_list,
@@ -71,7 +71,7 @@ def save_safely(state: dict[str, Any], folder: Path, step: int, keep: int = 2) -
         if _rank() == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
         raise CheckpointError(_not_saved(step, _cause(error))) from error
-    found, problem = _on_first(lambda: (publish(unfinished), named(folder)))
+    found, problem = _on_first(lambda: (publish(unfinished), list_checkpoints(folder)))
     if problem:
         raise CheckpointError(_not_saved(step, problem))
     final, paths = found
@@ -116,7 +116,7 @@ def load_newest(state: dict[str, Any], folder: Path, ranks: int | None = None) -
         CheckpointError: on all ranks: none is whole, or it is of another model or of another
             number of ranks, or it lacks what a rank asks for.
     """
-    paths, unlisted = _on_first(named, folder)
+    paths, unlisted = _on_first(list_checkpoints, folder)
     skipped = [unlisted] if unlisted else []
     for path in paths or ():
         if found := _problems(path) or _unread(state, path, ranks):
@@ -134,7 +134,7 @@ def load_newest(state: dict[str, Any], folder: Path, ranks: int | None = None) -
 
 def any_saved(folder: Path) -> bool:
     """Whether a folder holds checkpoints, whole or not, as rank 0 sees it."""
-    paths, problem = _on_first(named, folder)
+    paths, problem = _on_first(list_checkpoints, folder)
     if problem:
         raise CheckpointError(f"{folder} cannot be read: {problem}.")
     return bool(paths)

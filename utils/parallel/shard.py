@@ -37,7 +37,7 @@ from utils.parallel.model_parts import blocks_of
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-def shard_states(
+def apply_fsdp(
     part: nn.Module,
     mesh: DeviceMesh,
     *,
@@ -73,7 +73,9 @@ def shard_states(
     fully_shard(part, **how)
 
 
-def reduce_late(mesh: DeviceMesh, *, zero_stage: int) -> Callable[[FSDPModule, bool], None]:
+def reduce_on_last_micro_batch(
+    mesh: DeviceMesh, *, zero_stage: int
+) -> Callable[[FSDPModule, bool], None]:
     """What `accumulated_passes` calls before each backward, so that each stage sends what it must."""
     hybrid = all(ranks_along(mesh, [axis]) > 1 for axis in DATA_AXES)
 

@@ -64,7 +64,7 @@ def end_styles(sequence: bool = False) -> dict[str, ParallelStyle]:
     return styles | ({"norm": SequenceParallel()} if sequence else {})
 
 
-def split_tensors(part: Part, mesh: DeviceMesh, *, sequence: bool = False) -> None:
+def apply_tp(part: Part, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """Split a model or stage over the one axis of `mesh`, in place.
 
     Its logits are a DTensor with some words on each rank, for `data.summed_loss`.

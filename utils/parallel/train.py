@@ -97,7 +97,7 @@ def adamw(parts: Iterable[nn.Module], learning_rate: float) -> torch.optim.AdamW
     return torch.optim.AdamW(named, lr=learning_rate, fused=True)
 
 
-def clip(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, limit: float) -> Tensor:
+def clip_grad_norm(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, limit: float) -> Tensor:
     """Scale all gradients down to a common norm of at most `limit`; gives the norm before.
 
     The norm is over all parameters of all stages and shards, so that all ranks scale alike.
@@ -151,7 +151,7 @@ def train_steps(
         weight = token_weight(targets, mesh)
         with loss_parallel():  # matters to logits that are divided over tp, and to no other
             loss = passes(inputs, targets, weight)
-        clip(optimizer, mesh, limit)
+        clip_grad_norm(optimizer, mesh, limit)
         optimizer.step()
         optimizer.zero_grad()
         yield sum_over(mesh, DATA_AXES, loss).item() / ranks_along(mesh, DATA_AXES)

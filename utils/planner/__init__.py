@@ -19,7 +19,7 @@ from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Plan
 from utils.planner.memory import memory
 from utils.planner.memory.stage_memory import StageMemory, worst
-from utils.planner.search import Plans, Space, candidates, search
+from utils.planner.search import SearchResult, SearchSpace, candidates, search
 from utils.planner.search.compare import compare_plans, plan_name
 from utils.planner.step_time import StepTime, step_time
 from utils.planner.traffic import axis_bytes, ring_bytes
@@ -37,8 +37,8 @@ __all__ = [
     "Lora",
     "Neighbour",
     "Plan",
-    "Plans",
-    "Space",
+    "SearchResult",
+    "SearchSpace",
     "StageMemory",
     "StepTime",
     "Storage",
@@ -62,4 +62,4 @@ __all__ = [
     "worst",
 ]
 
-check_public(globals(), but=("Estimate", "Plans", "StageMemory", "StepTime"))
+check_public(globals(), but=("Estimate", "SearchResult", "StageMemory", "StepTime"))

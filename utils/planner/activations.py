@@ -85,8 +85,8 @@ class Activations:
         up, gate, and both joined), or the scores and their gradient.
         """
         model, plan, s = self.model, self.plan, self.sequence_length
-        tokens, width = plan.micro_batch * s / plan.cp, plan.rules.residual_bytes
-        sides = 2 if model.family == "gpt" else 3 if plan.rules.fused_gate else 5
+        tokens, width = plan.micro_batch * s / plan.cp, plan.conventions.residual_bytes
+        sides = 2 if model.family == "gpt" else 3 if plan.conventions.fused_gate else 5
         inner = width * model.feedforward * sides / plan.tp
         if experts:
             rows = (model.experts_per_token or 0) * expert_tp(plan) / plan.tp
@@ -111,7 +111,7 @@ def block_bytes(
     """
     tokens = plan.micro_batch * sequence_length / plan.cp
     if recompute == "full":
-        stream = Saved("block input", plan.rules.residual_bytes * model.hidden, "sequence")
+        stream = Saved("block input", plan.conventions.residual_bytes * model.hidden, "sequence")
         return tokens * on_rank(stream, plan)
     drops = recompute == "selective"
     return tokens * _per_token(model, changed(plan, ELSEWHERE), sequence_length, drops, experts)

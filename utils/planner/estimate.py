@@ -13,7 +13,7 @@ from utils.planner.layout import Plan
 from utils.planner.memory import stage_memories
 from utils.planner.memory.host import check_host, node_host_bytes
 from utils.planner.memory.stage_memory import StageMemory, worst
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.step_time import StepTime, time_of_step
 from utils.units import Evidence
 
@@ -85,7 +85,7 @@ class Estimate:
     @property
     def step_seconds_interval(self) -> tuple[float, float]:
         """Between these 80% of measured steps lie; see `EAGER_INTERVAL` for eager code."""
-        eager = self.plan.rules.launches is not None and self.plan.ranks == 1
+        eager = self.plan.conventions.launches is not None and self.plan.ranks == 1
         low, high = EAGER_INTERVAL if eager else SECONDS_INTERVAL
         return low * self.step_seconds, high * self.step_seconds
 
@@ -141,12 +141,12 @@ def estimate(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch
     """
     model = model_shape(model)
     of_kind("estimate", cluster=(cluster, Cluster), plan=(plan, Plan), batch=(batch, Batch))
-    setup = ClusterSetup(model, plan, batch, cluster)
+    setup = ClusterPlanContext(model, plan, batch, cluster)
     setup.check()
     return estimated(setup)
 
 
-def estimated(setup: ClusterSetup) -> Estimate:
+def estimated(setup: ClusterPlanContext) -> Estimate:
     """`estimate` of a setup that is already checked, but for its precision and its host."""
     seconds, rows = time_of_step(setup), stage_memories(setup)
     check_host(setup.cluster, rows)

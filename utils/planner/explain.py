@@ -12,7 +12,7 @@ from utils.planner.layout import Plan
 from utils.planner.memory.stage_memory import StageMemory
 from utils.planner.search.candidates import candidates
 from utils.planner.search.choice import ERROR, Complexity, complexity
-from utils.planner.search.space import Space
+from utils.planner.search.space import SearchSpace
 from utils.units import Category, format_bytes, format_seconds
 
 # What each part of a step's time is called in a sentence.
@@ -52,7 +52,7 @@ class Neighbour:
     reason: str
 
 
-def explain(chosen: Estimate, space: Space | None = None) -> list[Neighbour]:
+def explain(chosen: Estimate, space: SearchSpace | None = None) -> list[Neighbour]:
     """Every neighbour of a plan and why it loses, fastest of those that fit first.
 
     Args:
@@ -73,7 +73,9 @@ def explain(chosen: Estimate, space: Space | None = None) -> list[Neighbour]:
         "does not fit": 6,
         "invalid": 7,
     }
-    searched = space or Space(framework=chosen.plan.framework, attention=chosen.plan.attention)
+    searched = space or SearchSpace(
+        framework=chosen.plan.framework, attention=chosen.plan.attention
+    )
     found = [_judge(chosen, change, fields, searched) for change, fields in _changes(chosen)]
 
     def rank(row: Neighbour) -> tuple[int, float]:
@@ -151,7 +153,7 @@ def _slow_link(other: Estimate) -> str:
     return f" Tensor parallelism of {other.plan.tp} leaves the node of {per_node} GPUs."
 
 
-def _judge(chosen: Estimate, change: str, fields: dict[str, Any], space: Space) -> Neighbour:
+def _judge(chosen: Estimate, change: str, fields: dict[str, Any], space: SearchSpace) -> Neighbour:
     plan = None
     try:
         plan = replace(chosen.plan, **fields)
@@ -173,12 +175,12 @@ def _judge(chosen: Estimate, change: str, fields: dict[str, Any], space: Space) 
         reason = f"{reason[:-1]}, and within the allocator's reach of the limit."
         return Neighbour(change, plan, found, "too tight", reason)
     if not _tried(chosen, plan, space):
-        reason += " The search did not try it: see Space."
+        reason += " The search did not try it: see SearchSpace."
         return Neighbour(change, plan, found, "outside the space", reason)
     return Neighbour(change, plan, found, "faster", reason)
 
 
-def _tried(chosen: Estimate, plan: Plan, space: Space) -> bool:
+def _tried(chosen: Estimate, plan: Plan, space: SearchSpace) -> bool:
     """Whether a search of the space would have looked at a plan."""
     tried = candidates(chosen.model, chosen.cluster, chosen.batch, space)
     return any(plan == other for other in tried)

@@ -195,7 +195,7 @@ class Plan:
         return self.dp * self.cp if self.shard_ranks is None else self.shard_ranks
 
     @property
-    def rules(self) -> Framework:
+    def conventions(self) -> Framework:
         """The conventions of the plan's framework."""
         return framework(self.framework) if isinstance(self.framework, str) else self.framework
 

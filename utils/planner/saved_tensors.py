@@ -67,8 +67,8 @@ def saved_tensors(
 
 def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
     """A fused norm keeps its input; RMSNorm in plain PyTorch a float32 copy and the normalized."""
-    h, width = model.hidden, plan.rules.residual_bytes
-    if model.family == "gpt" or not plan.rules.eager_norm:
+    h, width = model.hidden, plan.conventions.residual_bytes
+    if model.family == "gpt" or not plan.conventions.eager_norm:
         if number == 2 and model.parallel_residual:
             return ()  # its input is the first one's
         return (Saved(f"norm {number} input", width * h, "sequence"),)
@@ -79,7 +79,7 @@ def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
 
 
 def _attention(model: ModelShape, plan: Plan, s: int) -> tuple[Saved, ...]:
-    h, a, width = model.hidden, model.heads, plan.rules.residual_bytes
+    h, a, width = model.hidden, model.heads, plan.conventions.residual_bytes
     kv = model.key_value_heads * model.head_dim
     q = model.attention_width
     tensors = [
@@ -103,7 +103,7 @@ def _attention(model: ModelShape, plan: Plan, s: int) -> tuple[Saved, ...]:
 
 
 def _gelu(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
-    h, f, width = model.hidden, model.feedforward, plan.rules.residual_bytes
+    h, f, width = model.hidden, model.feedforward, plan.conventions.residual_bytes
     mask = (Saved("dropout 2 mask", model.hidden, "sequence"),) if plan.dropout else ()
     return (
         *_norm(model, plan, 2),
@@ -115,8 +115,8 @@ def _gelu(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
 
 
 def _swiglu(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
-    h, f, width = model.hidden, model.feedforward, plan.rules.residual_bytes
-    unfused = () if plan.rules.fused_gate else (Saved("silu(gate)", width * f),)
+    h, f, width = model.hidden, model.feedforward, plan.conventions.residual_bytes
+    unfused = () if plan.conventions.fused_gate else (Saved("silu(gate)", width * f),)
     return (
         *_norm(model, plan, 2),
         Saved("feed-forward input", width * h, "gathered", for_weights=True),
@@ -133,7 +133,7 @@ def _experts(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
     matrix, and with the router's probability, which the activation multiplies in. The router keeps
     its input's float32 logits and probabilities.
     """
-    h, width, k = model.hidden, plan.rules.residual_bytes, model.experts_per_token or 0
+    h, width, k = model.hidden, plan.conventions.residual_bytes, model.experts_per_token or 0
     f = k * model.expert_width / expert_tp(plan)
     sides, names = (2, "gate and up") if model.family == "llama" else (1, "GELU input")
     weighted = model.family == "gpt"  # SwiGLU and the probability are one kernel, GELU is not
@@ -170,7 +170,7 @@ def _in_fp8(tensors: tuple[Saved, ...], plan: Plan) -> tuple[Saved, ...]:
 
 def _adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
     """An adapter keeps its input in its own type, the mask of its dropout, and A(x)."""
-    values, masks = kept_inputs(model, lora, plan.rules.residual_bytes)
+    values, masks = kept_inputs(model, lora, plan.conventions.residual_bytes)
     inner = lora.product_bytes * lora.rank * len(lora.targets)
     return (
         Saved("adapter inputs", values),
@@ -187,7 +187,7 @@ def _fused_adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, .
     to all heads and copied instead. Where one of the three has no adapter, `index_copy` puts the
     update among zeros and keeps its source.
     """
-    width, q = plan.rules.residual_bytes, model.attention_width
+    width, q = plan.conventions.residual_bytes, model.attention_width
     kv = model.key_value_heads * model.head_dim
     beside = q + kv if kv == q else 2 * (q - kv)
     widths = {"q": q, "k": kv, "v": kv}
@@ -205,5 +205,5 @@ def on_rank(tensor: Saved, plan: Plan) -> float:
         return tensor.bytes_per_token * expert_tp(plan) / plan.tp
     if tensor.split != "tp" and not plan.sequence_parallel:
         return tensor.bytes_per_token
-    whole = plan.rules.gathered_inputs if tensor.split == "gathered" else 0.0
+    whole = plan.conventions.gathered_inputs if tensor.split == "gathered" else 0.0
     return tensor.bytes_per_token * (whole + (1 - whole) / plan.tp)

@@ -1,7 +1,7 @@
 """Pipeline schedules, executed: who does what when, how much is in flight, where ranks idle.
 
-`order` gives each rank its list of actions, `run` executes the lists with their dependencies. The
-closed forms that the search uses stand beside them; tests hold the two equal.
+`schedule_actions` gives each rank its list of actions, `run_schedule` executes the lists with their
+dependencies. The closed forms that the search uses stand beside them; tests hold the two equal.
 
     1F1B         in flight on stage i: min(m, p - i)           bubble / work: (p - 1) / m
     GPipe        in flight: m                                  bubble / work: (p - 1) / m
@@ -48,7 +48,7 @@ class Run:
         return self.total / self.busy - 1
 
 
-def order(
+def schedule_actions(
     schedule: str, stages: int, micro_batches: int, virtual_stages: int = 1
 ) -> list[list[Action]]:
     """Each rank's actions, in order.
@@ -147,7 +147,7 @@ def bubble_closed(stages: int, micro_batches: int, virtual_stages: int = 1) -> f
     return (stages - 1) / (virtual_stages * micro_batches)
 
 
-def sends(rows: Program) -> int:
+def count_messages(rows: Program) -> int:
     """Messages between ranks in a step: activations forward, gradients back.
 
     With v chunks that go around it is 2 (v p - 1) m. Neighbouring stages on one rank send nothing.
@@ -162,7 +162,7 @@ def sends(rows: Program) -> int:
     )
 
 
-def run(
+def run_schedule(
     rows: Program,
     forward: float,
     backward: float,
@@ -174,7 +174,7 @@ def run(
     """Execute a schedule: each action waits for its rank and for what it depends on.
 
     Args:
-        rows: What `order` gave.
+        rows: What `schedule_actions` gave.
         forward: Duration of one chunk's forward pass.
         backward: Duration of one chunk's whole backward pass.
         transfer: Duration of sending activations or gradients to another rank.
@@ -221,3 +221,7 @@ def timed(rows: Program, spans: Mapping[Action, tuple[float, float]]) -> Run:
     starts = tuple(tuple(start - first for start, _ in row) for row in found)
     ends = tuple(tuple(end - first for _, end in row) for row in found)
     return Run(starts, ends, total, busy)
+
+
+# What labs of earlier versions import.
+order, run, sends = schedule_actions, run_schedule, count_messages

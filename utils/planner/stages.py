@@ -180,7 +180,7 @@ def _compute(model: ModelShape, p: int) -> tuple[list[int], int]:
 
 def padded_vocabulary(model: ModelShape, plan: Plan) -> int:
     """Rows of the embedding after padding, so that tp divides them."""
-    multiple = plan.rules.vocabulary_multiple * plan.tp
+    multiple = plan.conventions.vocabulary_multiple * plan.tp
     return math.ceil(model.vocabulary / multiple) * multiple
 
 

@@ -10,7 +10,7 @@ from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import whole
 from utils.planner.batch import Batch
 from utils.planner.layout import Plan
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 from utils.planner.stages import Stage
 
 # Sequence parallelism gathers before two layers and scatters after two, in each pass; without it
@@ -46,7 +46,7 @@ def axis_bytes(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[dict[
     Raises:
         ValueError: plan, model and batch do not divide, or the plan has experts, adapters or cp.
     """
-    setup = Setup(model_shape(model), plan, batch)
+    setup = PlanContext(model_shape(model), plan, batch)
     setup.check()
     if plan.cp > 1 or plan.lora is not None or setup.model.num_experts:
         raise ValueError(
@@ -59,19 +59,19 @@ def axis_bytes(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[dict[
     )
 
 
-def _tensor(setup: Setup, stage: Stage) -> float:
+def _tensor(setup: PlanContext, stage: Stage) -> float:
     plan, tokens = setup.plan, setup.tokens
     ring = (plan.tp - 1) / plan.tp
-    one = ring * setup.rules.residual_bytes * tokens * setup.model.hidden
-    again = 2 * (1 - setup.rules.gathered_inputs) * plan.sequence_parallel
+    one = ring * setup.conventions.residual_bytes * tokens * setup.model.hidden
+    again = 2 * (1 - setup.conventions.gathered_inputs) * plan.sequence_parallel
     passes = 2 * BLOCK_PASS + again + BLOCK_PASS * (plan.recompute == "full")
     ends = 2 * (stage.embedding + stage.head)  # forward and backward
     loss = stage.loss * LOSS_REDUCTIONS * 2 * ring * LOSS_BYTES * tokens
     return setup.micro_batches * ((stage.layers * passes + ends) * one + loss)
 
 
-def _pipeline(setup: Setup, stage: Stage) -> float:
-    plan, rules = setup.plan, setup.rules
+def _pipeline(setup: PlanContext, stage: Stage) -> float:
+    plan, rules = setup.plan, setup.conventions
     if plan.pp == 1:
         return 0.0
     stream = rules.residual_bytes * setup.tokens * setup.model.hidden
@@ -81,8 +81,8 @@ def _pipeline(setup: Setup, stage: Stage) -> float:
     return setup.micro_batches * sends * stream / (plan.tp if scattered else 1)
 
 
-def _data(setup: Setup, stage: Stage) -> dict[str, float]:
-    plan, rules, m = setup.plan, setup.rules, setup.micro_batches
+def _data(setup: PlanContext, stage: Stage) -> dict[str, float]:
+    plan, rules, m = setup.plan, setup.conventions, setup.micro_batches
     n, replicas, count = plan.dims.shard, plan.dims.replicate, stage.parameters
     ring, between = (n - 1) / n, 2 * (replicas - 1) / replicas
     ends = stage.embedding_parameters + stage.head_parameters

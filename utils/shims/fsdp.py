@@ -1,7 +1,8 @@
-"""FSDP2: the flat buffers that it gathers parameters in and reduces gradients from, made known.
+"""FSDP2: the flat buffers that it gathers parameters in and reduces gradients from, made known; and
+the shards that `CPUOffloadPolicy` keeps on the host.
 
 They belong to no module and no tensor of the learner's, so that only FSDP's own functions can
-tell: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+tell: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py and _fsdp_param.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from utils.shims.shim import Library, Shim
@@ -30,7 +32,22 @@ _FILL = Shim(
     "the buffer of a reduce-scatter is nobody's attribute",
     patched=True,
 )
-SHIMS = (_ALLOCATE, _FILL)
+_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam."
+_SHARD = Shim(
+    FSDP,
+    _PARAM + "_init_sharded_param",
+    "shards_on_host",
+    "in a simulation host and device have one name, so that a policy's copies would not be made",
+    patched=True,
+)
+_GRADIENT = Shim(
+    FSDP,
+    _PARAM + "to_sharded_dtensor",
+    "shards_on_host",
+    "in a simulation a gradient would not leave for the host: it has the device's name",
+    patched=True,
+)
+SHIMS = (_ALLOCATE, _FILL, _SHARD, _GRADIENT)
 
 
 @contextlib.contextmanager
@@ -53,4 +70,35 @@ def noted_buffers(note: Callable[[list[Any]], None]) -> Iterator[None]:
         fill(gradients, buffer, world_size)
 
     with _ALLOCATE.replaced(allocated), _FILL.replaced(filled):
+        yield
+
+
+@contextlib.contextmanager
+def shards_on_host(
+    to_host: Callable[[], AbstractContextManager[Any]], device: Any
+) -> Iterator[None]:
+    """Inside, shards under `CPUOffloadPolicy` and their gradients are made in `to_host()`.
+
+    `device` is what they are copied to before each gather.
+    """
+    shard, wrap = _SHARD.get(), _GRADIENT.get()
+
+    @functools.wraps(shard)
+    def sharded(param: Any, *args: Any, **kwargs: Any) -> None:
+        if not param.offload_to_cpu:
+            return shard(param, *args, **kwargs)
+        with to_host():
+            shard(param, *args, **kwargs)
+        param.device = device
+        return None
+
+    @functools.wraps(wrap)
+    def wrapped(param: Any, tensor: Any) -> Any:
+        is_gradient = param.offload_to_cpu and hasattr(param, "sharded_param")
+        if is_gradient:
+            with to_host():
+                tensor = tensor.clone()
+        return wrap(param, tensor)
+
+    with _SHARD.replaced(sharded), _GRADIENT.replaced(wrapped):
         yield

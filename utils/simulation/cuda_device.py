@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from utils.memory.holdings import is_sharded
+from utils.shims import fsdp
+from utils.shims.shim import MovedError, check
 from utils.shims.torch_dispatch import also_in_backward, devices_answered
 from utils.simulation.simulated_memory import DEVICE, HOST
 from utils.simulation.watcher import StorageWatcher
@@ -87,6 +89,8 @@ class SimulatedCuda(TorchFunctionMode):
         """
         self._may_name = False
         watcher = self._watcher
+        if any(map(is_sharded, parameters)):
+            check(fsdp.SHIMS)
         own = [p.to_local() if is_sharded(p) else p for p in parameters]
         if watcher.tells_apart and all(map(watcher.is_on_host, own)):
             watcher.all_on_device()
@@ -167,6 +171,8 @@ class SimulatedCuda(TorchFunctionMode):
     def _cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         if self._watcher.tells_apart:
             return self._moved(args[0], _CPU, {})
+        if self._watcher.is_on_host(args[0]):
+            return args[0]
         self._watcher.remark(
             "x.cpu() leaves tensors on the device, as this program calls the device itself 'cpu'. "
             "Move the model to 'cuda' in build(), or use host_memory()."
@@ -205,7 +211,10 @@ def cuda_device(
         also_in_backward(simulated),
         simulated.answers,
         mock.patch.multiple(torch, **defaults),
+        contextlib.ExitStack() as stack,
     ):
+        with contextlib.suppress(MovedError):  # `settle` says so to a model that is sharded
+            stack.enter_context(fsdp.shards_on_host(watcher.offloading, _CUDA))
         try:
             yield simulated
         finally:

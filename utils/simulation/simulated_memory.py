@@ -40,6 +40,7 @@ class SimulatedMemory:
         self.granularity_bytes, self._has_host = granularity_bytes, has_host
         self._forget = forget
         self.tells_apart = False  # whether the program puts tensors on device and host by name
+        self.offloads = False  # whether FSDP keeps shards on the host, by whatever name
         self._placing: str | None = None
         self._on_host: dict[int, tuple[int, Any]] = {}
         self._host_bytes = self.host_peak_bytes = 0
@@ -48,11 +49,12 @@ class SimulatedMemory:
         self._alive: dict[int, tuple[int, Any]] = {}
         self._events: list[AllocationEvent] = []
         self._kept: list[tuple[int, int]] = []
+        self._reserved: tuple[int, int] | None = None  # after so many events, so many bytes
         self.existing: list[tuple[int, int]] = []  # address and bytes, when the recording began
 
     def start(self) -> None:
         """Begin to record."""
-        self._events = []
+        self._events, self._reserved = [], None
         self.host_peak_bytes = self._host_bytes
         alive = [(address, size) for address, (size, _) in self._alive.items()]
         self.existing = alive + self._kept
@@ -84,6 +86,13 @@ class SimulatedMemory:
         finally:
             self._placing = before
 
+    @contextlib.contextmanager
+    def offloading(self) -> Iterator[None]:
+        """Inside, FSDP makes shards on the host; what is made of them alone stays there from now on."""
+        self.offloads = True
+        with self.placing(HOST):
+            yield
+
     def is_on_host(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor without data is in host memory."""
         is_dense = tensor.layout is torch.strided
@@ -114,15 +123,26 @@ class SimulatedMemory:
     @property
     def reserved_bytes(self) -> int:
         """What CUDA's caching allocator would have reserved so far, since the recording began."""
-        return replayed(self.existing, self._events).reserved_bytes
+        events = len(self._events)
+        if self._reserved is None or self._reserved[0] != events:
+            found = replayed(self.existing, self._events).reserved_bytes
+            self._reserved = (events, found)
+        return self._reserved[1]
 
-    def _goes_to_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether results are made in host memory: by an order, else where their arguments are."""
+    def _goes_to_host(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any] | None = None
+    ) -> bool:
+        """Whether results are made in host memory: by an order, else where their arguments are.
+
+        `tensors` are those among the arguments, where they are known already.
+        """
         if on_host():
             return True
-        if self._placing is not None or not self.tells_apart:
+        if self._placing is not None or not (self.tells_apart or self.offloads):
             return self._placing == HOST
-        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
+        leaves = tensors
+        if leaves is None:
+            leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
         # What PyTorch itself makes inside of a function, it makes where it computes.
         return bool(leaves) and all(map(self.is_on_host, leaves))
 

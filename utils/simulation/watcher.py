@@ -144,8 +144,8 @@ class _Handler(SimulatedMemory):
             scratch_bytes = self._scratch(func, args, filled, kwargs)
         to_host = (
             self._has_host
-            and (self.tells_apart or self._placing is not None or on_host())
-            and self._goes_to_host(args, kwargs)
+            and (self.tells_apart or self.offloads or self._placing is not None or on_host())
+            and self._goes_to_host(args, kwargs, call.tensors if call is not None else None)
         )
         for leaf in [out] if type(out) is FakeTensor else tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not _is_meta(leaf):

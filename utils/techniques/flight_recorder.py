@@ -84,7 +84,7 @@ class StepRecord:
     first: NonFinite | None = None
 
 
-class FlightRecorder:
+class NumericsRecorder:
     """Records a training run through PyTorch's public hooks; the run computes what it did.
 
     Call `record(loss)` as the last line of each step, after `scaler.update()`. Use it in a `with`
@@ -130,7 +130,7 @@ class FlightRecorder:
         self._watch_parameters(model)
         self._watch_modules(model)
 
-    def __enter__(self) -> FlightRecorder:
+    def __enter__(self) -> NumericsRecorder:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -89,7 +89,7 @@ def _dtype_of(device: torch.device) -> tuple[torch.dtype, str]:
         raise ValueError(f"device is {str(device)!r}, which does not answer: {error}") from error
 
 
-def low_precision(
+def choose_autocast_dtype(
     device: torch.device | str, wanted: torch.dtype | None = None
 ) -> tuple[torch.dtype, str]:
     """The 16-bit type for mixed precision on a device, and why; or the wanted one, if it suits.
@@ -108,12 +108,12 @@ def low_precision(
     if wanted is torch.bfloat16:  # only where the device lacks it is float16 the choice
         raise ValueError(
             f"torch.bfloat16 does not suit this device: {reason}. Take torch.float16, with "
-            "torch.amp.GradScaler; low_precision(device) chooses it."
+            "torch.amp.GradScaler; choose_autocast_dtype(device) chooses it."
         )
     return wanted, "asked for; its range is small, so it needs loss scaling"
 
 
-def computes(device: torch.device | str, dtype: torch.dtype) -> bool:
+def has_native_dtype(device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether the device has arithmetic for a 16-bit type, so that it is not slower than fp32.
 
     On a CPU, fp16 and bf16 are emulated without the instructions. fp16 is answered False there in
@@ -146,7 +146,7 @@ class MixedStep:
         optimizer: of the model's parameters.
         loss_function: of (outputs, labels), the mean over the batch.
         dtype: torch.float16 or torch.bfloat16; torch.float32 is the plain step; None for
-            the choice of `low_precision`.
+            the choice of `choose_autocast_dtype`.
         scaler: a `torch.amp.GradScaler` with settings of your own, for float16.
 
     Raises:
@@ -206,4 +206,4 @@ def _checked_device(model: nn.Module) -> torch.device:
 
 
 def _checked_dtype(device_type: str, dtype: torch.dtype | None) -> torch.dtype:
-    return torch.float32 if dtype is torch.float32 else low_precision(device_type, dtype)[0]
+    return torch.float32 if dtype is torch.float32 else choose_autocast_dtype(device_type, dtype)[0]

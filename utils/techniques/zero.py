@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from utils.memory.events import Category
-from utils.memory.holdings import held
+from utils.memory.holdings import reachable_storages
 from utils.memory.observer import note_storages
 from utils.planner.export.deepspeed import batch_keys, precision_keys
 from utils.shims.deepspeed import buffers_in_backward, gradients, lasting_buffers, shards
@@ -153,8 +153,8 @@ def _check_device(model: nn.Module, wanted: str) -> None:
 
 
 def resident(engine: Any) -> tuple[Any, ...]:
-    """What this rank holds for the engine now: `Held` rows, by DeepSpeed's own attribute names."""
-    return held(optimizer=engine.optimizer, engine=engine)
+    """What this rank holds for the engine now: `ReachableStorage` rows, by DeepSpeed's own attribute names."""
+    return reachable_storages(optimizer=engine.optimizer, engine=engine)
 
 
 def note_states(engine: Any) -> None:

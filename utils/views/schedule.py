@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from utils.catalog.rules import whole
 from utils.parallel.actions import Action, Program
 from utils.planner import Estimate
-from utils.planner.schedules import Run, bubble_closed, in_flight, order, run
+from utils.planner.schedules import Run, bubble_closed, in_flight, run_schedule, schedule_actions
 from utils.planner.step_time.block_time import block_time
 from utils.units import Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
@@ -65,11 +65,11 @@ def executed(found: Estimate, micro_batches: int | None = None) -> tuple[list[li
     """
     plan = found.plan
     m = plan.micro_batches(found.batch) if micro_batches is None else micro_batches
-    rows = order(plan.schedule, plan.pp, m, plan.virtual_stages)
+    rows = schedule_actions(plan.schedule, plan.pp, m, plan.virtual_stages)
     block = block_time(found.model, found.cluster, plan, found.batch)
     layers = found.model.layers / plan.pp / plan.virtual_stages
     backward = block.backward.total + block.recompute.total
-    return rows, run(rows, layers * block.forward.total, layers * backward)
+    return rows, run_schedule(rows, layers * block.forward.total, layers * backward)
 
 
 def draw_schedule(found: Estimate, *, micro_batches: int | None = None, title: str = "") -> Figure:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from utils.catalog import ModelShape
 from utils.planner.batch import Batch
 from utils.planner.layout import Plan
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 
 STREAM_BYTES, LOSS_BYTES = 2, 4  # bf16; the loss works in fp32
 NUMBERS_OF_LOSS = 3  # maximum, sum and the target's logit of each token
@@ -38,7 +38,7 @@ def tensor_traffic(model: ModelShape, plan: Plan, batch: Batch) -> dict[str, flo
         )
     if plan.tp == 1:
         return {}
-    setup = Setup(model, plan, batch)
+    setup = PlanContext(model, plan, batch)
     sums = _stream(plan, model.layers, STREAM_BYTES * setup.tokens * model.hidden)
     sums["all-reduce"] += NUMBERS_OF_LOSS * LOSS_BYTES * setup.tokens
     total = {kind: setup.micro_batches * size for kind, size in sums.items() if size}
@@ -54,7 +54,7 @@ def _stream(plan: Plan, layers: int, whole: float) -> dict[str, float]:
     passes = layers * (4 + 2 * (plan.recompute == "full"))
     if not plan.sequence_parallel:
         return {"all-reduce": (passes + 2) * whole}  # embedding forward, head backward
-    again = (2 * layers + 1) * (1 - plan.rules.gathered_inputs)
+    again = (2 * layers + 1) * (1 - plan.conventions.gathered_inputs)
     return {
         "reduce-scatter": (passes + 2) * whole,
         "all-gather": (passes + 2 + again) * whole / plan.tp,

@@ -9,7 +9,7 @@ from utils.labs.cases import Question, judge, scored, takes
 from utils.labs.kinds import Kind, WrongKind, function, keys, number, several, whole
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.parallel.actions import Action, DeadlockError, check_program, read_action
-from utils.planner.schedules import in_flight, order, run
+from utils.planner.schedules import in_flight, run_schedule, schedule_actions
 
 from .programs import BROKEN, OWN, SHAPES, STUCK, StuckCase, best_cut, layer_problems
 
@@ -105,7 +105,7 @@ def _unsound(rows: Rows, stages: int, count: int, deadlock_nudge: str) -> Verdic
 def one_f_one_b(answer: Callable[..., Any]) -> Verdict:
     """Exercise 1: 1F1B's lists for any number of stages and micro-batches."""
     for stages, count in SHAPES:
-        rows, right = ROWS.returned(answer(stages, count)), order("1f1b", stages, count)
+        rows, right = ROWS.returned(answer(stages, count)), schedule_actions("1f1b", stages, count)
         ahead = "In warm-up earlier ranks run ahead: rank r needs stages - 1 - r forwards first."
         if verdict := _unsound(rows, stages, count, ahead):
             return verdict
@@ -113,7 +113,7 @@ def one_f_one_b(answer: Callable[..., Any]) -> Verdict:
             return verdict
         if any(action.kind in "IW" for row in rows for action in row):
             return not_yet("1F1B has whole backwards", nudge="Write B; I and W come in exercise 3.")
-        took, par = run(rows, 1, 2).total, run(right, 1, 2).total
+        took, par = run_schedule(rows, 1, 2).total, run_schedule(right, 1, 2).total
         if took > par:
             return not_yet(
                 f"{stages} stages, {count} micro-batches: it takes longer than 1F1B",
@@ -192,7 +192,10 @@ def own_schedule(answer: Callable[..., Any]) -> Verdict:
                 got=most,
                 nudge=nudge,
             )
-        own, old = run(rows, 1, 2).total, run(order("1f1b", stages, count), 1, 2).total
+        own, old = (
+            run_schedule(rows, 1, 2).total,
+            run_schedule(schedule_actions("1f1b", stages, count), 1, 2).total,
+        )
         if own >= old and stages > 1:
             nudge = "Split B: whoever waits for your gradient needs I alone. Where does W fit?"
             return not_yet(
@@ -201,7 +204,10 @@ def own_schedule(answer: Callable[..., Any]) -> Verdict:
                 got=f"{own:g}",
                 nudge=nudge,
             )
-        took, par = took + own, par + run(order("zb-h1", stages, count), 1, 2).total
+        took, par = (
+            took + own,
+            par + run_schedule(schedule_actions("zb-h1", stages, count), 1, 2).total,
+        )
     how = "as fast as it can be: the last rank never waits" if took == par else "faster than 1F1B"
     return correct(how, score=scored(took, par, "units of time", "{:g}".format))
 

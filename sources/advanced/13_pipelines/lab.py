@@ -39,7 +39,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from utils import check, draw_schedules, run_ranks, show
 from utils.parallel import read_program
-from utils.planner.schedules import order, run, timed
+from utils.planner.schedules import schedule_actions, run_schedule, timed
 from utils.views import Panel
 from utils.lessons.lesson_13.own_schedule import OwnSchedule
 from utils.lessons.lesson_13.timed import SleepingStage
@@ -203,14 +203,14 @@ if mine is not None:
     rows = read_program(mine)
     results = run_ranks(trained, 4, rows)
     ran = timed(rows, {action: span for spans, _ in results for action, span in spans.items()})
-    panels = {"yours, drawn": Panel(rows, run(rows, 1, 2)), "1F1B, drawn": Panel(old := order("1f1b", 4, 8), run(old, 1, 2))}
+    panels = {"yours, drawn": Panel(rows, run_schedule(rows, 1, 2)), "1F1B, drawn": Panel(old := schedule_actions("1f1b", 4, 8), run_schedule(old, 1, 2))}
     show(draw_schedules(panels), alt="Your schedule and 1F1B, drawn: yours ends earlier.")
     weights = torch.ones(4, requires_grad=True)
     F.mse_loss(torch.linspace(1, 2, 8) * weights.prod(), torch.zeros(8)).backward()
     print("gradients on 4 ranks", [round(g, 5) for _, g in results], " in one process", [round(g, 5) for g in weights.grad.tolist()])
     launch = launch_seconds(rows, ran)
-    launched = run(rows, 0.02, 0.04, launch=launch).total / (8 * 0.06) - 1
-    print(f"bubble of the work: {run(rows, 1, 2).bubble_ratio:.3f} as drawn, {launched:.3f} with {1e3 * launch:.1f} ms to start a pass "
+    launched = run_schedule(rows, 0.02, 0.04, launch=launch).total / (8 * 0.06) - 1
+    print(f"bubble of the work: {run_schedule(rows, 1, 2).bubble_ratio:.3f} as drawn, {launched:.3f} with {1e3 * launch:.1f} ms to start a pass "
           f"(predicted); {ran.total / (8 * 0.06) - 1:.3f} (measured)")
 
 # %% [markdown]

@@ -49,7 +49,7 @@ from utils import Batch, Cluster, Evidence, Plan, RankError, check, draw_over_ti
 from utils import model_shape, run_ranks, score, scoreboard, show, traffic
 from utils.parallel import DeadlockError, check_program, chunks_of, read_program, stage_owners
 from utils.planner import framework
-from utils.planner.schedules import bubble_closed, in_flight, order, run, sends
+from utils.planner.schedules import bubble_closed, in_flight, schedule_actions, run_schedule, count_messages
 from utils.views import Panel
 from utils.lessons.lesson_13.saved import saved_for_backward
 from utils.lessons.lesson_13.small_model import batch, farthest, layers_of, one_process
@@ -69,10 +69,10 @@ from utils.lessons.lesson_13.timed import fastest, launch_and_message, sleep_thr
 # %% tags=["nbval-check-output"]
 RANKS, MICRO_BATCHES = 4, 8
 programs = {
-    "GPipe": order("gpipe", RANKS, MICRO_BATCHES),
-    "1F1B": order("1f1b", RANKS, MICRO_BATCHES),
-    "interleaved 1F1B": order("1f1b", RANKS, MICRO_BATCHES, virtual_stages=2),
-    "ZB-H1": order("zb-h1", RANKS, MICRO_BATCHES),
+    "GPipe": schedule_actions("gpipe", RANKS, MICRO_BATCHES),
+    "1F1B": schedule_actions("1f1b", RANKS, MICRO_BATCHES),
+    "interleaved 1F1B": schedule_actions("1f1b", RANKS, MICRO_BATCHES, virtual_stages=2),
+    "ZB-H1": schedule_actions("zb-h1", RANKS, MICRO_BATCHES),
 }
 for rank, row in enumerate(programs["1F1B"]):
     print(f"1F1B, rank {rank}:", *row)
@@ -82,7 +82,7 @@ def drawn(rows, forward=1.0, transfer=0.0, launch=0.0):
     """An action starts when its rank is free and its input is there: that is all a drawing needs."""
     check_program(rows, MICRO_BATCHES)  # every action once, and no deadlock
     share = RANKS / len(stage_owners(rows))  # with two stages on a rank, each has half of the layers
-    return run(rows, forward * share, 2 * forward * share, transfer, launch=launch)
+    return run_schedule(rows, forward * share, 2 * forward * share, transfer, launch=launch)
 
 
 show(draw_schedules({name: Panel(rows, drawn(rows)) for name, rows in programs.items()},
@@ -205,7 +205,7 @@ for name, results in by_hand.items():
     print(f"{name:<17} losses {loss_gap:.1e} and gradients {gradient_gap:.1e} away from one process",
           f"  {sum(result['messages'] for result in results):>3} messages a step (counted)")
     assert loss_gap < 1e-5 and gradient_gap < 1e-6, f"{name} computes something else"
-    assert sum(r["messages"] for r in results) == sends(programs[name]), "messages as the program says"
+    assert sum(r["messages"] for r in results) == count_messages(programs[name]), "messages as the program says"
 
 # %% [markdown]
 # **Read it.** One interpreter ran all four. Order decides when things happen, and nothing of what is computed.
@@ -218,7 +218,7 @@ for name, results in by_hand.items():
 # byte: 4 : 3 : 2 : 1 for 1F1B, eight everywhere for GPipe.
 
 # %%
-alone = run_ranks(train_by_hand, RANKS, order("gpipe", RANKS, 1), 1, 1)
+alone = run_ranks(train_by_hand, RANKS, schedule_actions("gpipe", RANKS, 1), 1, 1)
 for name in ("GPipe", "1F1B", "ZB-H1"):
     row = []
     for rank, (result, one) in enumerate(zip(by_hand[name], alone, strict=True)):
@@ -246,7 +246,7 @@ check("13.held", held_by_stage_2)
 
 # %% jupyter={"source_hidden": true}
 from utils import Transformer, TransformerConfig, simulate
-from utils.parallel import ParallelDims, cut, device_mesh, even_blocks, pipeline_passes
+from utils.parallel import ParallelDims, keep_chunk, device_mesh, even_blocks, pipeline_passes
 
 llama = TransformerConfig(vocabulary=32_000, hidden=4096, layers=32, heads=32, feedforward=11_008)
 
@@ -256,7 +256,7 @@ def simulated_stage(schedule, rank):
 
     def build():
         with torch.device("meta"):
-            part = cut(Transformer(llama).to(torch.bfloat16), even_blocks(llama.layers, 4), rank)
+            part = keep_chunk(Transformer(llama).to(torch.bfloat16), even_blocks(llama.layers, 4), rank)
         sent = torch.empty(1, 2048, llama.hidden, dtype=torch.bfloat16, device="meta")
         found["passes"] = pipeline_passes([part.to_empty(device="cpu")], device_mesh(ParallelDims(pp=4), "cpu"),
                                           torch.arange(2048), sent, chunks=4, schedule=schedule, micro_batches=8)
@@ -307,9 +307,9 @@ def measured(rows, micro_batches=MICRO_BATCHES):
 
 
 _ = measured(programs["1F1B"])  # once for nothing: the first run of a process loads what it needs
-launch, transfer = launch_and_message(measured(order("gpipe", RANKS, 4), 4))
+launch, transfer = launch_and_message(measured(schedule_actions("gpipe", RANKS, 4), 4))
 print(f"a launch {1e3 * launch:.1f} ms, a message {1e3 * transfer:.1f} ms (measured)")
-uncut = measured(order("gpipe", RANKS, 1), 1)  # one micro-batch: the whole batch goes through at once
+uncut = measured(schedule_actions("gpipe", RANKS, 1), 1)  # one micro-batch: the whole batch goes through at once
 print(f"a model cut over {RANKS} ranks, its batch uncut: each rank idle {1 - uncut.busy / uncut.total:.0%} of the step (measured)")
 
 # %%

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from utils.labs.mistakes import KnownAnswers
-from utils.planner.schedules import order
+from utils.planner.schedules import schedule_actions
 
 from .programs import BROKEN, STUCK
 
@@ -44,7 +44,7 @@ known.mistakes(
     "one_f_one_b",
     warm_up_turned_round=(like_1f1b(lambda rank, stages: rank), "earlier ranks run ahead"),
     one_forward_too_many=(like_1f1b(lambda rank, stages: stages - rank), "One forward too many"),
-    gpipe=(lambda p, m: texts(order("gpipe", p, m)), "All forwards first is GPipe"),
+    gpipe=(lambda p, m: texts(schedule_actions("gpipe", p, m)), "All forwards first is GPipe"),
     no_warm_up=(like_1f1b(lambda rank, stages: 0), "waits for each backward"),
     split_backwards=(
         like_1f1b(lambda rank, stages: stages - 1 - rank, kinds="IW"),
@@ -110,11 +110,11 @@ def late_weights(stages: int, count: int) -> list[list[str]]:
 known.mistakes(
     "own_schedule",
     right_1f1b=(right_1f1b, "Split B"),
-    gpipe=(lambda p, m: texts(order("gpipe", p, m)), "holds too many"),
+    gpipe=(lambda p, m: texts(schedule_actions("gpipe", p, m)), "holds too many"),
     late_weights=(late_weights, "run a W before the next F"),
     warm_up_turned_round=(like_1f1b(lambda rank, stages: rank, kinds="IW"), "Which two ranks wait"),
     last_pass_missing=(
-        lambda p, m: [row[:-1] for row in texts(order("zb-h1", p, m))],
+        lambda p, m: [row[:-1] for row in texts(schedule_actions("zb-h1", p, m))],
         "never runs",
     ),
     empty=(lambda p, m: [[]] * p, "The schedule is empty"),
@@ -144,7 +144,7 @@ COSTLY = with_row(1, "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1B4 1B5")
 
 
 def everything(rows: list[list[str]]) -> list[list[str]]:
-    return texts(order("1f1b", 4, 6))
+    return texts(schedule_actions("1f1b", 4, 6))
 
 
 known.mistakes(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.parallel.actions import Action, DeadlockError, Program, marks, needs, read_program, walk
-from utils.planner.schedules import order
+from utils.planner.schedules import schedule_actions
 
 SHAPES = [(4, 8), (2, 3), (3, 3), (5, 12), (4, 2), (6, 1), (1, 4)]  # stages, micro-batches
 OWN = [(4, 8), (2, 4), (3, 9), (5, 5), (4, 12), (6, 8)]
@@ -74,11 +74,11 @@ def _reversed_warm_up() -> list[list[str]]:
 
 
 STUCK = [
-    StuckCase("1F1B, which runs", _texts(order("1f1b", 4, 6)),
+    StuckCase("1F1B, which runs", _texts(schedule_actions("1f1b", 4, 6)),
               "Nothing hangs here. What does a backward of the last stage need?"),
     StuckCase("a warm-up that grows from rank to rank", _reversed_warm_up(),
               "A backward also needs the one on the stage behind."),
-    StuckCase("ZB-H1, which runs", _texts(order("zb-h1", 3, 4)),
+    StuckCase("ZB-H1, which runs", _texts(schedule_actions("zb-h1", 3, 4)),
               "I gives the stage before what it waits for, as B does; W needs the I of its own stage."),
     StuckCase("a whole backward that follows a split one", [["0F0", "0B0"], ["1F0", "1I0", "1W0"]],
               "0B0 needs a gradient of the input of stage 1: 1I0 gives it, as 1B0 would."),

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from utils.catalog import ModelShape
 from utils.checked import check_public
 from utils.models import Transformer, TransformerConfig
-from utils.parallel import ParallelDims, adamw, clip, materialise
+from utils.parallel import ParallelDims, adamw, clip_grad_norm, materialise
 from utils.simulation import simulate
 
 __all__ = ["simulated_rank"]
@@ -60,7 +60,7 @@ def simulated_rank(
         rows = torch.zeros(micro_batches, length, dtype=torch.long)
         with loss_parallel():
             kept["passes"](rows, rows, 1.0)
-        clip(optimizer, kept["mesh"], 1.0)
+        clip_grad_norm(optimizer, kept["mesh"], 1.0)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -15,14 +15,14 @@ from utils.parallel import (
     ParallelDims,
     accumulated_passes,
     adamw,
-    clip,
-    cut,
+    apply_fsdp,
+    apply_tp,
+    clip_grad_norm,
     device_mesh,
-    own_rows,
+    keep_chunk,
+    local_rows,
     pipeline_passes,
-    reduce_late,
-    shard_states,
-    split_tensors,
+    reduce_on_last_micro_batch,
     sum_over,
     token_weight,
 )
@@ -81,10 +81,10 @@ def _on_rank(name: str, dims: ParallelDims) -> Run:
     FAULTS[name][0](model, mesh.get_local_rank("pp") if dims.pp > 1 else 0, dims)
     if dims.pp > 1:
         blocks = (TINY.layers // dims.pp,) * dims.pp
-        model = cut(model, blocks, mesh.get_local_rank("pp"))
+        model = keep_chunk(model, blocks, mesh.get_local_rank("pp"))
     if dims.tp > 1:
-        split_tensors(model, mesh["tp"], sequence=True)
-    shard_states(model, mesh, zero_stage=1)
+        apply_tp(model, mesh["tp"], sequence=True)
+    apply_fsdp(model, mesh, zero_stage=1)
     micro_batch, positions = ROWS // dims.shard // MICRO_BATCHES, torch.arange(LENGTH)
     if dims.pp > 1:
         shape = (micro_batch, LENGTH // dims.tp, TINY.hidden)
@@ -99,13 +99,15 @@ def _on_rank(name: str, dims: ParallelDims) -> Run:
             micro_batches=MICRO_BATCHES,
         )
     else:
-        passes = accumulated_passes(model, micro_batch, positions, reduce_late(mesh, zero_stage=1))
+        passes = accumulated_passes(
+            model, micro_batch, positions, reduce_on_last_micro_batch(mesh, zero_stage=1)
+        )
     optimizer, found = adamw([model], RATE), {"losses": [], "norms": []}
     for step in range(STEPS):
         inputs, targets = FAULTS[name][1](step, dims)
         with loss_parallel():
             loss = passes(inputs, targets, token_weight(targets, mesh))
-        found["norms"].append(clip(optimizer, mesh, LIMIT).item())
+        found["norms"].append(clip_grad_norm(optimizer, mesh, LIMIT).item())
         optimizer.step()
         optimizer.zero_grad()
         found["losses"].append(sum_over(mesh, ["shard"], loss).item() / dims.shard)
@@ -124,12 +126,12 @@ def _drawn_alike(model: Transformer, stage: int, dims: ParallelDims) -> None:
 
 
 def _my_rows(step: int, dims: ParallelDims) -> tuple[Tensor, ...]:
-    return own_rows(dims, dist.get_rank(), *batch(step))
+    return local_rows(dims, dist.get_rank(), *batch(step))
 
 
 def _first_rows(step: int, dims: ParallelDims) -> tuple[Tensor, ...]:
     """The first replica's rows, on every replica."""
-    return own_rows(dims, 0, *batch(step))
+    return local_rows(dims, 0, *batch(step))
 
 
 Start = Callable[[Transformer, int, ParallelDims], None]

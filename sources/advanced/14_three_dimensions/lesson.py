@@ -49,8 +49,8 @@ from utils import GB, GIB, Batch, Cluster, Evidence, Plan, Transformer, Transfor
 from utils import draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard, show
 from utils.catalog import ModelShape, model_shape
 from utils.data import text_tokens
-from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, device_mesh, own_positions, own_rows
-from utils.parallel import pipeline_passes, reduce_late, shard_states, share_sequences, split_tensors, sum_over
+from utils.parallel import ParallelDims, accumulated_passes, adamw, clip_grad_norm, keep_chunk, device_mesh, local_positions, local_rows
+from utils.parallel import pipeline_passes, reduce_on_last_micro_batch, apply_fsdp, apply_cp, apply_tp, sum_over
 from utils.parallel import token_weight
 from utils.planner import axis_bytes, framework, ring_bytes
 from utils.planner.calibration import BESIDE_TRAINING
@@ -149,12 +149,12 @@ def my_part(dims, model, zero_stage=1, mixed=False):
     mesh = device_mesh(dims.with_cp_in("shard"), "cpu")
     if dims.pp > 1:
         blocks = (model.config.layers // dims.pp,) * dims.pp
-        model = cut(model, blocks, mesh.get_local_rank("pp"))  # deletes all layers but this stage's
+        model = keep_chunk(model, blocks, mesh.get_local_rank("pp"))  # deletes all layers but this stage's
     if dims.cp > 1:
-        share_sequences(model, device_mesh(dims, "cpu")["cp"])  # attention fetches the others' keys and values
+        apply_cp(model, device_mesh(dims, "cpu")["cp"])  # attention fetches the others' keys and values
     if dims.tp > 1:
-        split_tensors(model, mesh["tp"], sequence=True)  # PyTorch's parallelize_module
-    shard_states(model, mesh, zero_stage=zero_stage, mixed=mixed)  # PyTorch's fully_shard, block by block
+        apply_tp(model, mesh["tp"], sequence=True)  # PyTorch's parallelize_module
+    apply_fsdp(model, mesh, zero_stage=zero_stage, mixed=mixed)  # PyTorch's fully_shard, block by block
     return model, mesh
 
 
@@ -164,9 +164,9 @@ def my_part(dims, model, zero_stage=1, mixed=False):
 
 # %%
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
-    positions = own_positions(dims, mesh.get_rank(), length)
+    positions = local_positions(dims, mesh.get_rank(), length)
     if dims.pp == 1:
-        return accumulated_passes(part, micro_batch, positions, reduce_late(mesh, zero_stage=zero_stage))
+        return accumulated_passes(part, micro_batch, positions, reduce_on_last_micro_batch(mesh, zero_stage=zero_stage))
     shape = (micro_batch, len(positions) // dims.tp, part.config.hidden)
     # PyTorch's PipelineStage and Schedule1F1B:
     return pipeline_passes([part], mesh, positions, torch.empty(shape, dtype=dtype, device="meta"),
@@ -190,11 +190,11 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 
 # %%
 def my_rows(dims, step):
-    return own_rows(dims, dist.get_rank(), *tokens(step))
+    return local_rows(dims, dist.get_rank(), *tokens(step))
 
 
 def clip_over_all(optimizer, mesh, limit):
-    return clip(optimizer, mesh, limit)
+    return clip_grad_norm(optimizer, mesh, limit)
 
 
 def train(dims, steps, read=my_rows, clipped=clip_over_all, after_backward=None, limit=0.5, model=whole_model):
@@ -202,7 +202,7 @@ def train(dims, steps, read=my_rows, clipped=clip_over_all, after_backward=None,
     micro_batch = ROWS // dims.data_ranks // MICRO_BATCHES
     passes = my_passes(part, mesh, dims, micro_batch, MICRO_BATCHES, LENGTH, torch.float64)
     optimizer, losses, norms = adamw([part], RATE), [], []
-    places = own_positions(dims, dist.get_rank(), LENGTH)
+    places = local_positions(dims, dist.get_rank(), LENGTH)
     for step in range(steps):
         inputs, targets = (t[:, places] for t in read(dims, step))
         with loss_parallel():  # logits are split over the vocabulary
@@ -250,13 +250,13 @@ for name in BOXES:
 
 # %%
 def clip_by_stage(optimizer, mesh, limit):
-    return clip(optimizer, mesh["shard", "tp"], limit)  # the number that torch.nn.utils.clip_grad_norm_ finds
+    return clip_grad_norm(optimizer, mesh["shard", "tp"], limit)  # the number that torch.nn.utils.clip_grad_norm_ finds
 
 
 def shuffled_by_rank(dims, step):
     seed = dims.coordinates(dist.get_rank())["tp"]
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
-    return own_rows(dims, dist.get_rank(), *(rows[order] for rows in tokens(step)))
+    return local_rows(dims, dist.get_rank(), *(rows[order] for rows in tokens(step)))
 
 
 def add_up_ends(part, mesh):
@@ -322,8 +322,8 @@ check("14.which_bug", which_bug)
 # %% [markdown]
 # ## 4. Real size: the memory of every stage
 #
-# 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1, so there is nothing that ZeRO-1 could
-# shard: "ZeRO-1 on each pipeline rank" saves nothing here.
+# 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1: "ZeRO-1 on each pipeline
+# rank" saves nothing.
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
 # One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, all passes of
@@ -550,6 +550,8 @@ scoreboard("14")
 # | DP with ZeRO-1 | two replicas fit | gradients once a step | a single replica |
 # | FSDP, HSDP | states are too large for ZeRO-2 | the model twice a micro-batch | activations, logits |
 #
+# Where FSDP over a few cards may do, [this page](../00a_your_model.ipynb) tries your own model.
+#
 # **Test yourself.** 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens?
 #
 # <details><summary>Answer</summary>
@@ -559,8 +561,8 @@ scoreboard("14")
 #
 # </details>
 #
-# **Where next.** Do the [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy: `make my-labs` makes one. Then
-# compare with the [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb)
+# **Where next.** The [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy (`make my-labs`), then its
+# [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb)
 # searches all layouts at once.
 #
 # **References.** Narayanan and others 2021, *Efficient Large-Scale Language Model Training on GPU Clusters*,

@@ -15,7 +15,7 @@ from utils.planner import (
     Cluster,
     Estimate,
     Plan,
-    Space,
+    SearchSpace,
     estimate,
     explain,
     plan_name,
@@ -45,7 +45,7 @@ HUNDRED_B = ModelShape(
     positions="learned",
     tied=True,
 )
-WITH_HOST = Space(offload=("none", "optimizer"))
+WITH_HOST = SearchSpace(offload=("none", "optimizer"))
 
 
 def small_cards() -> Cluster:
@@ -119,10 +119,10 @@ def _other_work(plan: Plan) -> Verdict | None:
     if plan.lora is not None:
         nudge = "Which plan trains all 175 billion parameters? Leave lora out."
         return not_yet("with lora= it trains adapters alone, on a frozen model", nudge=nudge)
-    if plan.rules != TO_FIX.rules:
+    if plan.conventions != TO_FIX.conventions:
         nudge = "Leave framework out: a layout moves bytes, this changes how they are counted."
         return not_yet(
-            "with framework= other books are kept", expected=TO_FIX.rules.name, nudge=nudge
+            "with framework= other books are kept", expected=TO_FIX.conventions.name, nudge=nudge
         )
     return None
 

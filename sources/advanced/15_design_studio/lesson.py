@@ -48,7 +48,7 @@ from utils.lessons.lesson_15.review import review
 from utils.lessons.lesson_15.studio import studio
 from utils.lessons.lesson_15.ways_out import draw_ways_out
 from utils.lessons.lesson_15.whole_runs import WholeRun, whole_runs
-from utils.planner import Space, plan_name
+from utils.planner import SearchSpace, plan_name
 from utils.planner.estimate import SECONDS_INTERVAL
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import checkpoint_bytes
@@ -56,7 +56,7 @@ from utils.planner.goodput import checkpoint_bytes
 # %% [markdown]
 # ## 1. Ranks on nodes
 #
-# Every number below is *predicted* by the planner unless it says otherwise. **TP** (tensor parallel): ranks share each
+# Numbers are *predicted* by the planner unless they say otherwise. **TP** (tensor parallel): ranks share each
 # matrix; with *sequence parallelism* also what lies between. **PP** (pipeline): ranks hold different layers. **DP** (data):
 # whole replicas. [More](../00_glossary.ipynb). By rule TP, which talks in every block, stays in the
 # node, on NVLink; PP sends little and crosses nodes.
@@ -84,7 +84,7 @@ show(draw_placement(by_rules, title="130B by rule: TP 8 x PP 8"), alt="8 nodes o
 # %% [markdown]
 # ## 2. On paper
 #
-# 14, 16 and 18 bytes per parameter are all in use. Who keeps which copy, and when? P is the number of parameters.
+# 14, 16 and 18 bytes per parameter are in use. Who keeps which copy, and when? P counts parameters.
 #
 # | copy | bytes | needed | 14P | 16P | 18P |
 # |---|---|---|---|---|---|
@@ -96,7 +96,7 @@ show(draw_placement(by_rules, title="130B by rule: TP 8 x PP 8"), alt="8 nodes o
 #
 # **14P** is a checkpoint, and what training holds where each gradient is used up at once. **16P** is
 # [ZeRO's](https://arxiv.org/abs/1910.02054) count. **18P** is Megatron-LM's, which adds gradients up over micro-batches in
-# fp32; the planner uses it here. For the larger model, 175B, beside a claim of "600 GB of states":
+# fp32; the planner uses it here. For 175B, beside a claim of "600 GB of states":
 
 # %% tags=["nbval-check-output"]
 P, gpus = 175e9, 64
@@ -221,7 +221,7 @@ print(f"by hand: schedule gpipe -> 1f1b; {format_seconds(cured.step_seconds)} a 
 #
 # ## 4. Search, and ask why
 #
-# The planner tries every valid layout of the space that it names, and recommends the one with the fewest axes within 5% of the
+# The planner tries every valid layout of the space it names, and recommends the one with the fewest axes within 5% of the
 # fastest, never a tight one.
 
 # %%
@@ -316,7 +316,7 @@ for name, (machines, plan) in variants.items():
     row = estimate(asked, machines, plan, batch)
     ratio = row.step_seconds / by_rules.step_seconds
     print(f"{name:<24}{format_bytes(row.peak.needed_bytes):>10}{format_seconds(row.step_seconds):>10}{ratio:>27.2f}"
-          f"{ratio * late[plan.rules.name] / late['megatron']:>19.2f}")
+          f"{ratio * late[plan.conventions.name] / late['megatron']:>19.2f}")
 
 # %% [markdown]
 # **Read it.** Held to the slower of [FSDP's two published runs](https://arxiv.org/abs/2304.11277) ZeRO-3 loses to TP 8 x PP 8, to the
@@ -487,7 +487,7 @@ half = replace(cluster, nodes=4)
 tight = search(larger, half, batch)
 print(f"18 bytes x 175B over 32: {18 * larger.parameter_count / 32 / 1e9:.0f} GB. The nearest, {plan_name(tight.closest[0])}:")
 print(wrapped(why_it_does_not_fit(tight.closest[0])))
-roomy = search(larger, half, batch, space=Space(offload=("none", "optimizer"))).best
+roomy = search(larger, half, batch, space=SearchSpace(offload=("none", "optimizer"))).best
 print(compare_plans([roomy]))
 print(f"fp32 copy, moments, gradients on the host: {format_bytes(roomy.host_bytes)} a node of {format_bytes(half.host_bytes_per_node)}")
 plans = {"the best": roomy.plan, "TP 16 leaves the node": replace(roomy.plan, tp=16, pp=2),
@@ -516,10 +516,12 @@ for name, plan in plans.items():
 # %% [markdown]
 # ## On Monday
 #
-# Before you ask for machines, from the course's folder:
+# Before you ask for machines, from the course's folder (for your own model
+# [its page](../00a_your_model.ipynb) prints `shape`):
 #
 # ```python
 # from utils import Batch, Cluster, cost, export, goodput, model_shape, search
+# from utils.catalog import ModelShape
 #
 # shape = model_shape("llama-2-13b")  # or a ModelShape of your own
 # cluster = Cluster(gpu="A100-80GB", nodes=2, usd_per_gpu_hour=2.79)

@@ -10,7 +10,7 @@ from utils.checked import check_public
 from utils.planner.cost import Cost, cost, node_price
 from utils.planner.estimate import BYTES_INTERVAL, Estimate
 from utils.planner.goodput import Goodput, best_interval_seconds, goodput
-from utils.planner.search import Space, search
+from utils.planner.search import SearchSpace, search
 from utils.units import format_bytes, format_seconds
 
 from .loss import cheapest, compute_share, loss
@@ -27,7 +27,7 @@ LEAST_GOODPUT = 0.90
 # of it the money is better spent so. A larger one on fewer may, too; that one costs more to use.
 LEAST_COMPUTE_SHARE = 0.9
 CHECKPOINT_SECONDS = 10.0  # that one stops the training for, written asynchronously
-QUICK = Space(zero_stages=(0, 1), virtual_stages=(1,), recompute=("none", "full"))
+QUICK = SearchSpace(zero_stages=(0, 1), virtual_stages=(1,), recompute=("none", "full"))
 CHEAPER = 0.05  # another GPU must be cheaper by more than the planner's error to be named
 # Beside Daly's interval: up to twice as long or half as long loses little.
 INTERVAL_FACTOR = 2.0

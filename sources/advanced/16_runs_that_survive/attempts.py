@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from utils.parallel import named
+from utils.parallel import list_checkpoints
 from utils.ranks import RankError, run_ranks
 
 RANKS = 2
@@ -32,7 +32,7 @@ def damaged_copy(folder: Path, change: Callable[[Path], object]) -> Path:
     """A copy of a folder of checkpoints, a new one at each call, with a change to each of them."""
     copy = Path(tempfile.mkdtemp(dir=folder.parent)) / folder.name
     shutil.copytree(folder, copy)
-    for path in named(copy):
+    for path in list_checkpoints(copy):
         change(path)
     return copy
 

@@ -64,7 +64,7 @@ from utils.catalog import link
 from utils.planner import plan_name
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
-from utils.parallel import load_newest, named, newest_whole, step_of
+from utils.parallel import load_newest, list_checkpoints, newest_whole, step_of
 from utils.lessons.lesson_16.attempts import change_a_byte, damaged_copy, lose_a_rank, told
 from utils.lessons.lesson_16.exact_run import Run, mean_of_ranks
 from utils.lessons.lesson_16.failure_logs import FAILURE_LOGS, poisson_interval
@@ -340,11 +340,11 @@ def save_by_hand(pieces, folder, step, keep=2):
             handle = os.open(path, os.O_RDONLY)
             os.fsync(handle)  # else the name may survive a power cut, and the bytes not
             os.close(handle)
-        number = 1 + max((int(path.name.split("-")[-1]) for path in named(folder)), default=0)
+        number = 1 + max((int(path.name.split("-")[-1]) for path in list_checkpoints(folder)), default=0)
         new.rename(folder / f"step-{step:08d}-save-{number}")
         os.fsync(handle := os.open(folder, os.O_RDONLY))  # the new name, before an old one goes
         os.close(handle)
-        for old in named(folder)[keep:]:  # what was saved last stands first
+        for old in list_checkpoints(folder)[keep:]:  # what was saved last stands first
             shutil.rmtree(old.rename(new))  # nor does half of an old one keep its name
     dist.barrier()
 
@@ -391,8 +391,8 @@ def load(folder, hidden=128):
 
 
 changed = damaged_copy(work / "safe", change_a_byte)
-print("as it was saved, by dcp.load:", told(load_here, named(work / "safe")[0]))
-print("one changed byte, by dcp.load:", told(load_here, named(changed)[0]))
+print("as it was saved, by dcp.load:", told(load_here, list_checkpoints(work / "safe")[0]))
+print("one changed byte, by dcp.load:", told(load_here, list_checkpoints(changed)[0]))
 print("one changed byte, by load_newest:", told(load, changed))
 print("half of its ranks:", told(load, damaged_copy(work / "safe", lose_a_rank)))
 print("another model:", told(load, work / "safe", 64))

@@ -20,9 +20,10 @@ from utils.models.transformer import attend as whole_attention
 from utils.parallel.dims import ParallelDims
 from utils.parallel.mesh import device_mesh
 from utils.parallel.shard import BF16
+from utils.planner.flops import block_forward_flops, head_forward_flops
 from utils.simulation.extrapolate import extrapolate
 
-__all__ = ["CURES", "Reader", "of_one_rank"]
+__all__ = ["CURES", "Reader", "of_one_rank", "token_flop"]
 
 CURES = ("chunked loss", "checkpointing", "offload")
 RANKS = 8
@@ -129,6 +130,13 @@ def _kept(cures: tuple[str, ...]) -> Any:
     if "offload" not in cures:
         return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
     return torch.autograd.graph.save_on_cpu(pin_memory=True)
+
+
+def token_flop(shape: ModelShape, length: int) -> float:
+    """FLOP of a token's forward pass, in the mean of a causal sequence: it sees half of the keys."""
+    block = block_forward_flops(shape, length)
+    of_blocks = shape.layers * (block["matrices"] + block["attention"] / 2)
+    return of_blocks + head_forward_flops(shape)
 
 
 check_public(globals())

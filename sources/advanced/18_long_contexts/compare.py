@@ -27,10 +27,12 @@ class Apart(NamedTuple):
 
     Attributes:
         gap: the largest distance of an output or a gradient from that of one process.
+        relative: the output's and the gradients' error in the mean, as a part of what is right: the largest.
         put_in: bytes that it put into collectives and messages, by kind, forward and backward.
     """
 
     gap: float
+    relative: float
     put_in: dict[str, int]
 
 
@@ -41,31 +43,43 @@ def apart(
     kv_heads: int,
     length: int,
     width: int,
+    dtype: torch.dtype = torch.float64,
 ) -> Apart:
-    """On every rank: causal attention of its tokens, forward and backward in fp64.
+    """On every rank: causal attention of its tokens, forward and backward, beside one process in fp64.
 
     Args:
         attention: of this rank's queries, keys and values (1, heads, length / ranks, width).
         places: gives the positions that this rank holds, of a length.
         query_heads, kv_heads, length, width: A, K, S and D.
+        dtype: of the attention on ranks, and of what both are given.
     """
     torch.manual_seed(0)
     heads, own = (query_heads, kv_heads, kv_heads, query_heads), places(length)
-    q, k, v, pull = (torch.randn(1, n, length, width, dtype=torch.float64) for n in heads)
+    drawn = (torch.randn(1, n, length, width, dtype=torch.float64) for n in heads)
+    q, k, v, pull = (x.to(dtype).double() for x in drawn)
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
     wanted = F.scaled_dot_product_attention(
         whole[0], whole[1], whole[2], is_causal=True, enable_gqa=True
     )
     wanted.backward(pull)
-    mine = [x[:, :, own].clone().requires_grad_() for x in (q, k, v)]
+    mine = [x[:, :, own].to(dtype).requires_grad_() for x in (q, k, v)]
     with traffic() as sent:
         out = attention(*mine)
-        out.backward(pull[:, :, own])
-    gaps = [(out - wanted[:, :, own]).abs().max().item()]
+        out.backward(pull[:, :, own].to(dtype))
+    errors = [_error(out, wanted[:, :, own])]
     for found, right in zip(mine, whole, strict=True):
         assert found.grad is not None and right.grad is not None, "a gradient is missing"
-        gaps.append((found.grad - right.grad[:, :, own]).abs().max().item())
-    return Apart(max(gaps), {row.collective: row.payload_bytes for row in sent.rows})
+        errors.append(_error(found.grad, right.grad[:, :, own]))
+    put_in: dict[str, int] = {}
+    for row in sent.rows:
+        put_in[row.collective] = put_in.get(row.collective, 0) + row.payload_bytes
+    largest, means = zip(*errors, strict=True)
+    return Apart(max(largest), max(means), put_in)
+
+
+def _error(found: Tensor, wanted: Tensor) -> tuple[float, float]:
+    apart = found.detach() - wanted.detach()
+    return apart.abs().max().item(), (apart.norm() / wanted.detach().norm()).item()
 
 
 def sent_bytes(put_in: Mapping[str, int], ranks: int) -> float:

@@ -28,40 +28,54 @@ _LOOKS = [
 
 
 def draw_growth(
-    peaks: Mapping[str, Mapping[int, int]], *, room_bytes: int, title: str, device: str
+    peaks: Mapping[str, Mapping[int, int]],
+    *,
+    room_bytes: int,
+    above: float,
+    told_at: int,
+    title: str,
+    device: str,
 ) -> Figure:
-    """Peaks over the length of the sequence, both in powers of two, and the room of a GPU.
+    """Peaks over the length of the sequence, both in powers of two, and what a GPU has.
 
     Args:
         peaks: by curve, bytes by tokens.
         room_bytes: of the GPU.
+        above: how far a band reaches over each curve that can fit, as a part of it.
+        told_at: the length at which the peaks are written out.
         title, device: what stands above, and whose numbers they are.
     """
     with course_style():
-        figure, axes = empty_figure(9.5, 5.2)
+        figure, axes = empty_figure(9.5, 5.4)
         lengths = sorted({n for curve in peaks.values() for n in curve})
         if len(lengths) < 2:
             raise ValueError("peaks needs curves of two lengths or more.")
         for (name, curve), (color, marker, line) in zip(peaks.items(), _LOOKS, strict=False):
             heights = [curve[n] / GIB for n in lengths]
             axes.plot(lengths, heights, color=color, marker=marker, ls=line, label=name)
-        axes.axhline(room_bytes / GIB, color="black", lw=1, ls=":")
-        axes.text(
-            1.5 * lengths[1],
-            1.06 * room_bytes / GIB,
-            f"room on the GPU: {room_bytes / GIB:.0f} GiB",
-            fontsize=10,
-        )
+            if curve[told_at] < 2 * room_bytes:
+                tops = [height * (1 + above) for height in heights]
+                axes.fill_between(lengths, heights, tops, color=color, alpha=0.25, lw=0)
+            below = curve[told_at] < room_bytes
+            digits = 1 if curve[told_at] < 2 * room_bytes else 0
+            axes.annotate(f"{curve[told_at] / GIB:.{digits}f}", (told_at, curve[told_at] / GIB),
+                          (6, -13 if below else -4), textcoords="offset points", fontsize=10)  # fmt: skip
+        room = room_bytes / GIB
+        axes.axhline(room, color="black", lw=1, ls=":")
+        axes.text(1.12 * lengths[-1], room, f"{room:.0f} GiB:\nthe GPU", va="center", fontsize=10)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(lengths, [_tokens(n) for n in lengths])
-        ticks = [2**power for power in range(4, 14)]
+        ticks = [2**power for power in range(4, 11)]
         axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.set_xlim(0.8 * lengths[0], 2.1 * lengths[-1])
+        axes.set_ylim(15, 1300)
         about = "tokens of the sequence (one a GPU; over a ring one in all)"
         axes.set(xlabel=about, ylabel="peak of one rank (GiB)", title=title)
         handles, names = axes.get_legend_handles_labels()
         order = sorted(range(len(names)), key=lambda i: -peaks[names[i]][lengths[-1]])
-        axes.legend([handles[i] for i in order], [names[i] for i in order], fontsize=10)
+        shown = [handles[i] for i in order] + [Patch(color="#888888", alpha=0.4)]
+        axes.legend(shown, [*(names[i] for i in order), f"up to {above:.0%} above"], fontsize=10)
         print_evidence(figure, [Evidence.SIMULATED], [device])
     return figure
 
@@ -77,7 +91,7 @@ def draw_rounds(
     title: str,
     device: str,
 ) -> Figure:
-    """For each layout a band, for each rank a row: when it computed which piece, and when it had none.
+    """For each layout a band, for each rank a row: when it computed with whose keys, and when it had none.
 
     Args:
         runs: by layout, the spans of each rank.
@@ -92,11 +106,13 @@ def draw_rounds(
             latest = max(latest, end)
             for rank, spans in enumerate(ranks):
                 axes.barh(rows, end, height=0.8, color="#eeeeee", edgecolor="#bbbbbb", hatch="..")
-                for span in spans:
+                for turn, span in enumerate(spans):
                     axes.barh(
                         rows, span.end - span.start, left=span.start, height=0.8,
                         color="#3f90da", edgecolor="white",
                     )  # fmt: skip
+                    axes.text((span.start + span.end) / 2, rows, f"keys {(rank - turn) % len(ranks)}",
+                              ha="center", va="center", fontsize=10, color="white")  # fmt: skip
                 names.append((rows, f"{layout}, rank {rank}"))
                 rows += 1
             axes.vlines(
@@ -108,7 +124,7 @@ def draw_rounds(
         axes.set_xlim(0, 1.02 * latest)
         axes.grid(False, axis="y")
         axes.set(xlabel="seconds", title=title)
-        shown = [Patch(color="#3f90da", label="a piece of attention"),
+        shown = [Patch(color="#3f90da", label="attention to the keys of a rank"),
                  Patch(facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="..", label="idle"),
                  Line2D([], [], color="black", ls="--", label="the busiest rank's sleeps alone")]  # fmt: skip
         figure.legend(handles=shown, loc="outside lower left", ncols=3, fontsize=10)

@@ -13,8 +13,8 @@
 #
 # **The question.** A 7B model must train on sequences of 128k tokens, and longer. How do GPUs share one sequence?
 #
-# **Promise.** You add softmax up in pieces, pass keys around a ring of four ranks, and get one process's gradients, to
-# fp64's rounding. Cures take a 7B from 935 GiB to 74, eight GPUs on one sequence to 23.
+# **Promise.** You add softmax up in blocks, pass keys around a ring of four ranks, and get one process's gradients, to
+# fp64's rounding. Chunked loss and checkpoints take a 7B's 128k tokens from 935 GiB a GPU to 74; eight GPUs on one sequence, to 23.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,8 +22,8 @@
 #
 # ## A bet
 #
-# Four ranks hold a quarter of a sequence each, in order: rank 0 the first. A token looks at all before it. By how many
-# percent is attention slower than if every rank had equal work? Section 3 measures.
+# Four ranks hold a quarter of a sequence each, in order. A token looks at all before it. By how many percent is attention slower
+# than if every rank had equal work? Section 3 measures.
 
 # %%
 my_bet_percent = 10
@@ -39,61 +39,63 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from utils import Transformer, TransformerConfig, check, measure, model_shape, run_ranks, score, show
+from utils.catalog import link
 from utils.simulation.devices import simulated_device
-from utils.lessons.lesson_18.at_size import of_one_rank
+from utils.lessons.lesson_18.at_size import of_one_rank, token_flop
 from utils.lessons.lesson_18.compare import apart, gathered, sent_bytes
 from utils.lessons.lesson_18.figures import draw_growth, draw_rounds
+from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
+from utils.lessons.lesson_18.library import pytorch_ring, pytorch_sent_bytes
 from utils.lessons.lesson_18.pieces import attend_piece, piece_gradients
-from utils.lessons.lesson_18.published import chosen_plan, llama_rows, torchtitan_rows
+from utils.lessons.lesson_18.published import torchtitan_rows
 from utils.lessons.lesson_18.records.growth import LINES, RANKS as GPUS, is_the_same, recorded
 from utils.lessons.lesson_18.refusals import check_heads, check_length
 from utils.lessons.lesson_18.timed import slowed
 
-RANKS = 4
-
 # %% [markdown]
 # ## 1. Where the bytes go
 #
-# Qwen2.5-7B on one of eight H100s, states sharded (FSDP2, fp32 states, bf16 compute), one sequence a GPU, flash
-# attention. The picture was simulated beforehand (`records/growth.py`). New words stand in the [glossary](../00_glossary.ipynb).
+# Qwen2.5-7B on eight H100s: states sharded (FSDP2, fp32 states, bf16 compute), flash attention, one sequence a GPU; in the last
+# line the eight share one. Simulated beforehand (`records/growth.py`). Bands reach 16% up: so far above its simulation a
+# published run lies (section 5). New words: [glossary](../00_glossary.ipynb).
 
 # %%
-growth = recorded()
-show(draw_growth(growth, room_bytes=simulated_device("H100").usable_bytes, device="a simulated H100-80GB",
+growth, room_bytes, ABOVE = recorded(), simulated_device("H100").usable_bytes, 0.16
+show(draw_growth(growth, room_bytes=room_bytes, above=ABOVE, told_at=131_072, device="a simulated H100-80GB",
                  title="Qwen2.5-7B on 8 GPUs: FSDP2, fp32 states, bf16, flash attention"),
-     alt="Peaks over 8k to 1M tokens: lines bend upwards, then climb by two as tokens double. A plain step fits 8k tokens, both cures just 128k, a ring of eight just 1M.")
+     alt="Peaks over 8k to 1M tokens, doubling as tokens double. At 128k: plain 935 GiB, chunked loss and checkpoints 74.3, a ring of eight 23.0. With 16% on top the second no longer fits, the ring does; at 1M it does not.")
 
 # %% [markdown]
 # **Read it.** A line climbs by two as the tokens double, once it leaves what does not grow (states, 10.6 GiB, and gathered
-# weights): with flash attention **nothing is quadratic but the work**. The column of 128k, simulated again:
+# weights): with flash attention **nothing is quadratic but the work**. The column of 128k, simulated again, parts above 2 GiB:
 
 # %% jupyter={"source_hidden": true}
-for name, cures in LINES.items():
+for name, how in LINES.items():
     if "ring" in name:  # section 5 has the ring
         continue
-    found = of_one_rank("qwen2.5-7b", 131_072, *cures)
+    found = of_one_rank("qwen2.5-7b", 131_072, *how)
     parts = ", ".join(f"{kind} {size / 2**30:.1f}" for kind, size in found.breakdown.items() if size > 2**31)
     host = f", and {found.host_bytes / 2**30:.1f} on the host" * (found.host_bytes > 0)
-    print(f"{name:<28}{found.peak_bytes / 2**30:>6.1f} GiB (simulated){host}: {parts}")
+    print(f"{name:<28}{found.peak_bytes / 2**30:>6.1f} GiB (simulated; {ABOVE:.0%} above: {(1 + ABOVE) * found.peak_bytes / 2**30:,.0f}){host}: {parts}")
     assert is_the_same(found.peak_bytes, growth[name][131_072]), "the picture shows another step than this one"
+print(f"inputs of 28 blocks: 28 x 131,072 x 3,584 x 2 bytes = {28 * 131_072 * 3584 * 2 / 2**30:.1f} GiB (an eighth {28 * 2**14 * 3584 * 2 / 2**30:.2f}); "
+      f"the head in bf16 {152_064 * 3584 * 2 / 2**30:.2f}; the GPU {room_bytes / 2**30:.1f}")
 
 # %% [markdown]
-# **Read it.** (Parts above 2 GiB.) Each cure alone leaves what the other takes: without a chunked loss the logits of 152,064
-# words and their gradients, without checkpoints ([05](../intermediate/05_checkpointing.ipynb)) what 28 blocks keep. Both leave 28
-# inputs, 24.5 GiB, and **one** block's inside with its gradients, 34. Their 74.3 GiB, under 78.4 of room, are a maybe: section 5
-# finds the simulation 14% low. Offload moves 25.4 GiB to the host; the peak falls by 20.8, and comes later, beside gradients.
+# **Read it.** Without a chunked loss logits of 152,064 words stay, and their gradients; without checkpoints
+# ([05](../intermediate/05_checkpointing.ipynb)) what 28 blocks keep. Both leave the blocks' inputs, 24.5 GiB, and **one** block's inside with
+# its gradients, 34. Do not count on 74.3 of 78.4 GiB: 86 do not fit. With the inputs on the host 53.5 fit, and 62.
 #
-# Twice the length fits neither way. One GPU can go on alone: ALST tiles the MLP, and trains Llama-8B
-# on 500k tokens. Here the *tokens* are divided, and with them the work; sequence parallelism
-# ([12](12_tensor_parallel.ipynb)) divides them between attention and MLP, heads inside.
+# Twice the length fits neither way. Alone a GPU can go on: ALST tiles the MLP, too, and keeps checkpoints on the host: Llama-8B
+# on 500k tokens (published). Here the *tokens* are divided, and their work.
 #
-# ## 2. Attention in pieces, around a ring
+# ## 2. Attention in blocks, around a ring
 #
-# What would be quadratic? A matrix of scores. Flash attention reads keys piece by piece and keeps,
-# for each query, the largest score so far, the sum of exponentials, and an output, which fade as a larger score comes.
+# What would be quadratic? A matrix of scores. Flash attention reads keys block by block and keeps, for each query, the largest
+# score so far, the sum of exponentials, and an output, which fade as a larger score comes.
 
 # %%
-def attend_in_pieces(q, k, v, size):
+def attend_in_blocks(q, k, v, size):
     top = q.new_full((*q.shape[:3], 1), -torch.inf)
     total, out, row = torch.zeros_like(top), torch.zeros_like(q), torch.arange(q.shape[2])[:, None]
     for first in range(0, k.shape[2], size):
@@ -116,29 +118,34 @@ def attend_at_once(q, k, v):
     return scores.masked_fill(late, -torch.inf).softmax(-1) @ v
 
 
-of_torch = functools.partial(F.scaled_dot_product_attention, is_causal=True)
-for name, way in {"at once": attend_at_once, "in pieces of 64": lambda *qkv: attend_in_pieces(*qkv, 64)[0]}.items():
+flash = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+def blocks(*qkv):
+    return attend_in_blocks(*qkv, 64)[0]
+for name, way, learns in (("at once", attend_at_once, False), ("in blocks of 64", blocks, False),
+                          ("in blocks, and backward by autograd", blocks, True), ("PyTorch's kernel, and its backward", flash, True)):
     peaks = []
     for length in (512, 1024, 2048):
-        qkv = torch.randn(3, 1, 2, length, 32).unbind()
-        peaks.append(measure(lambda: way(*qkv), model=torch.nn.Linear(1, 1), name=name, timed_steps=0).peak_bytes / 2**20)  # no model: any
-    gap = (way(*qkv) - of_torch(*qkv)).abs().max().item()
-    print(f"{name:<16}", *(f"{size:6.2f}" for size in peaks), f"MiB (measured) at 512, 1,024, 2,048 tokens; {gap:.0e} from PyTorch's")
+        qkv = torch.randn(3, 1, 2, length, 32).requires_grad_(learns)
+        found = measure(lambda: way(*qkv).sum().backward() if learns else way(*qkv), model=torch.nn.Linear(1, 1), name=name, timed_steps=0)
+        peaks.append(found.peak_bytes / 2**20)  # no model: any
+    gap = (way(*qkv) - flash(*qkv)).abs().max().item()
+    print(f"{name:<36}", *(f"{size:6.2f}" for size in peaks), f"MiB (measured) at 512, 1,024, 2,048 tokens; {gap:.0e} from PyTorch's")
     assert gap < 1e-5, f"{name}: fp32 rounds at 1e-7, sums of 2,048 terms a little above"
 
 # %% [markdown]
-# **Read it.** Twice the tokens take four times the matrix of scores, and twice the pieces. And a piece can come
-# from anywhere. Outputs $o_1, o_2$ and log-sum-exps $l_1, l_2$ of two pieces make
+# **Read it.** Twice the tokens: four times the matrix of scores, twice the blocks. Autograd keeps each
+# block's weights: quadratic again. Flash's backward computes them anew, from outputs and log-sum-exps: linear.
+#
+# And a block can come from anywhere. Outputs $o_1, o_2$ and log-sum-exps $l_1, l_2$ of two make
 # $$l = \log(e^{l_1} + e^{l_2}), \quad o = e^{l_1 - l}\, o_1 + e^{l_2 - l}\, o_2.$$
-# Two keys, scores 0 and $\log 3$: $o = \frac14 v_1 + \frac34 v_2$, their softmax. So each rank keeps its queries,
-# and keys and values **go around a ring**. `attend_piece` (`pieces.py` in the lesson's folder) is this CPU's flash kernel: $o$ and $l$.
-#
-# | who holds which of 8 pieces | rank 0 | rank 1 | rank 2 | rank 3 |
-# |---|---|---|---|---|
-# | in order | 0, 1 | 2, 3 | 4, 5 | 6, 7 |
-# | zigzag | 0, 7 | 1, 6 | 2, 5 | 3, 4 |
-#
-# In zigzag a lower rank's front piece lies before both of mine, its back piece after both; a higher rank's two lie between mine.
+# So each rank keeps its queries, and keys and values **go around a ring**. Four ranks hold two of eight *pieces* each; four *rounds* show each all keys:
+
+# %%
+show(draw_holders(), alt="Causal attention as squares of pieces. In order ranks compute 2, 6, 10 and 14 squares; in zigzag 8 each. Below, zigzag's keys move one rank to the right each round.")
+
+# %% [markdown]
+# **Read it.** Follow zigzag's rank 1. Its pieces are 1 and 6. From rank 0 come 0 and 7: both its pieces see all of 0, none sees 7. From
+# rank 2 come 2 and 5: piece 6 sees both, piece 1 neither. `seen` says this for any rank:
 
 # %%
 def places(length, zigzag):
@@ -160,16 +167,10 @@ def seen(source, length, zigzag):
 
 
 # %%
-def pass_on(x):  # to the next rank, from the one before; `wait` gives what came
+def pass_on(x):  # to the next rank, from the one before; call what it returns, to have what came
     rank, ranks, new = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
     works = [dist.isend(x.contiguous(), (rank + 1) % ranks), dist.irecv(new, (rank - 1) % ranks)]
-
-    def wait():
-        for work in works:
-            work.wait()
-        return new
-
-    return wait
+    return lambda: [work.wait() for work in works] and new
 
 
 def merge(out, lse, part, its):
@@ -180,38 +181,39 @@ def merge(out, lse, part, its):
 
 
 # %%
-def ring_forward(q, kv, zigzag, piece=attend_piece):
-    rank, ranks, out = dist.get_rank(), dist.get_world_size(), torch.zeros_like(q)
+def ring_forward(q, kv, zigzag, sums=torch.float32, piece=attend_piece):  # this CPU's flash kernel (`pieces.py`)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    out = torch.zeros_like(q, dtype=torch.promote_types(q.dtype, sums))
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     for step in range(ranks):
-        wait = pass_on(kv) if step < ranks - 1 else lambda: None  # on its way while this piece is computed
+        wait = pass_on(kv) if step < ranks - 1 else lambda: None  # on its way while this round is computed
         if todo := seen((rank - step) % ranks, q.shape[2], zigzag):
             rows, columns, triangle = todo
             merge(out[:, :, rows], lse[:, :, rows], *piece(q[:, :, rows], *kv[..., columns, :], triangle))
         kv = wait()
-    return out, lse
+    return out.to(q.dtype), lse
 
 
 # %% [markdown]
 # Backward goes around **again**: kept are this rank's own tensors, $o$ and $l$ of the *whole* sum. `piece_gradients`, the kernel's
-# backward, needs no more: weights $P = e^{S - l}$, gradients of scores $P \circ (dO\,V^T - \mathrm{rowsum}(dO \circ O))$. A
+# backward, computes weights $P = e^{S - l}$ anew, and gradients of scores $P \circ (dO\,V^T - \mathrm{rowsum}(dO \circ O))$. A
 # gradient of keys gets terms on other ranks, so it travels with them, and one move further: home. (On NCCL put both messages into
 # `dist.batch_isend_irecv`.)
 
 # %%
 class RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, zigzag):
-        out, lse = ring_forward(q, torch.stack((k, v)), zigzag)
+    def forward(ctx, q, k, v, zigzag, sums):
+        out, lse = ring_forward(q, torch.stack((k, v)), zigzag, sums)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.zigzag = zigzag
+        ctx.zigzag, ctx.sums = zigzag, torch.promote_types(q.dtype, sums)
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         q, k, v, out, lse = ctx.saved_tensors
         rank, ranks, kv = dist.get_rank(), dist.get_world_size(), torch.stack((k, v))
-        to_q, to_kv = torch.zeros_like(q), torch.zeros_like(kv)
+        to_q, to_kv, home = torch.zeros_like(q, dtype=ctx.sums), torch.zeros_like(kv, dtype=ctx.sums), lambda: to_kv
         for step in range(ranks):
             wait = pass_on(kv) if step < ranks - 1 else lambda: None
             if todo := seen((rank - step) % ranks, q.shape[2], ctx.zigzag):
@@ -219,22 +221,22 @@ class RingAttention(torch.autograd.Function):
                 g, own, done, logs = (x[:, :, rows] for x in (gradient, q, out, lse))
                 term, *others = piece_gradients(g, own, *kv[..., columns, :], done, logs, triangle)
                 to_q[:, :, rows] += term
+            to_kv = home()  # sent a round ago
+            if todo:
                 to_kv[..., columns, :] += torch.stack(others)
-            kv, to_kv = wait(), pass_on(to_kv)()
-        return to_q, *to_kv, None
+            kv, home = wait(), pass_on(to_kv)
+        return to_q.to(q.dtype), *home().to(k.dtype), None, None
 
 
 # %% [markdown]
-# **Predict.** A move carries keys and values of $s/n$ tokens, $K$ heads and width $D$. Forward makes $n-1$ moves,
+# **Predict.** $A$ query heads and $K$ key-value heads have width $D$; of $s$ tokens a rank holds $s/n$. Forward makes $n-1$ moves,
 # backward $n-1$ of them and $n$ of their gradients: $(3n-2) \cdot 2\,\frac{s}{n} K D$ numbers a rank and layer.
 
 # %%
-A, K, D, S = 4, 2, 16, 64  # query heads, key-value heads, width, tokens
+RANKS, A, K, D, S = 4, 4, 2, 16, 64
 
-
-def ring(zigzag):
-    return lambda q, k, v: RingAttention.apply(q, k, v, zigzag)
-
+def ring(zigzag, sums=torch.float32):
+    return lambda q, k, v: RingAttention.apply(q, k, v, zigzag, sums)
 
 for zigzag in (False, True):
     found = run_ranks(apart, RANKS, ring(zigzag), functools.partial(places, zigzag=zigzag), A, K, S, D)
@@ -244,13 +246,29 @@ for zigzag in (False, True):
     assert gap < 1e-13 and sent == {predicted}, "fp64 rounds at 1e-16; every piece once, every gradient home"
 
 # %% [markdown]
-# **Read it.** Equal to fp64's rounding, both ways. How many ranks there are hardly matters: a rank sends $3-2/n$ times all keys and values.
+# **Read it.** Equal to fp64's rounding, both ways. The number of ranks hardly matters: each sends $3-2/n$ times all keys and values.
+#
+# Training is in bf16. In which type do sums over rounds stand? Ours in either, and **PyTorch's own** ring
+# (`context_parallel`'s Python around this CPU's kernel, `library.py`) by both its methods:
+
+# %%
+for name, way in {"sums in bf16": ring(True, torch.bfloat16), "sums in fp32": ring(True),
+                  "PyTorch's, alltoall": pytorch_ring("alltoall"), "PyTorch's, allgather": pytorch_ring("allgather")}.items():
+    found = run_ranks(apart, RANKS, way, functools.partial(places, zigzag=True), K, K, 512, D, torch.bfloat16)
+    sent = found[0].put_in.get("send") or pytorch_sent_bytes(found[0].put_in, RANKS)
+    unit = 2 * 512 // RANKS * K * D  # numbers of a move
+    print(f"{name:<21} error {max(rank.relative for rank in found):.2%} (measured); a rank sends {sent:,} bytes (counted): {sent / unit:.0f} a number of a move")
+    assert sent == unit * (6 * RANKS - 4 if "bf16" in name else 8 * RANKS - 4), "n moves of gradients in another type"
+
+# %% [markdown]
+# **Read it.** READ_BF16 PyTorch's `allgather` gathers keys; their gradients go around all the same, in fp32: $8n-4$ bytes for each
+# of a move's numbers, by either method, where bf16 would take $6n-4$.
 #
 # ## 3. Who holds which token
 #
-# Both layouts give the same sums and send the same bytes. Do they take the same **time**? Here each piece sleeps, 200 ms
-# for a rank's queries against as many keys, and less for fewer pairs: a process that sleeps needs no core, so four of them act as four
-# devices. Of three rounds we keep the shortest.
+# Both layouts give the same sums and send the same bytes. Do they take the same **time**? Here each round sleeps, 200 ms
+# for a rank's queries against as many keys, less for fewer pairs: by construction the busiest takes 0.7 s or 0.4, and the picture
+# shows who waits. (Who sleeps needs no core: four processes act as four devices.)
 
 # %%
 def around(zigzag):
@@ -259,7 +277,7 @@ def around(zigzag):
 
 
 timed = {"in order": around(False), "zigzag": around(True)}
-show(draw_rounds(timed, title="Causal attention around a ring of four, forward: 512 tokens, 200 ms a square",
+show(draw_rounds(timed, title="A ring of four, forward, 512 tokens: rounds that sleep",
                  slept_seconds={"in order": 0.7, "zigzag": 0.4}, device="ranks that sleep"),
      alt="In order rank 0 works a seventh of the time and rank 3 all of it; in zigzag all four work, and end much earlier.")
 
@@ -272,8 +290,8 @@ for layout, ranks in timed.items():
 print(f"in order takes {ends['in order'] / ends['zigzag'] - 1:.0%} longer; your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** In order rank $r$ has $r$ whole squares and half of one: the last has 3.5 of 8, where 2 would be even. That is 75%
-# longer, $1-1/n$ in general, of the sleeps alone: 0.70 s to 0.40. In **zigzag** each round is half a square on every rank.
+# **Read it.** In order rank $r$ meets $r$ ranks' keys whole and half of its own: the last 3.5 of 8, where 2 would be even. That is 75%
+# longer, $1-1/n$ in general. In **zigzag** each rank has half a square a round. Backward has the same rounds.
 #
 # **Question.** Sixteen ranks, in order. How many percent of the ring's time is rank 0 at work?
 
@@ -285,12 +303,13 @@ check("18.rank_0_percent", rank_0_percent)
 # ### Heads in place of tokens: Ulysses
 #
 # Attention's heads do not meet. So exchange: from all heads of *some* tokens to all tokens of *some* heads, attend with any
-# kernel, and exchange back. Each all-to-all is its own backward, with the two dimensions swapped.
+# kernel, and exchange back. Each all-to-all is its own backward, dimensions swapped:
 
 # %%
-class Exchange(torch.autograd.Function):
-    """Cut one dimension over the ranks, join another."""
+show(draw_exchange(), alt="Tokens by heads: rows of four ranks before, columns of four ranks while they attend; each square says to whom it goes, and from whom it came.")
 
+# %%
+class Exchange(torch.autograd.Function):  # cut one dimension over the ranks, join another
     @staticmethod
     def forward(ctx, x, cut, join):
         ctx.cut, ctx.join, mine = cut, join, torch.stack(x.chunk(dist.get_world_size(), cut))
@@ -313,41 +332,42 @@ def ulysses(q, k, v, mask=None):
 
 
 # %% [markdown]
-# A third way gathers keys and values on each rank, as Llama 3 does, and scatters their gradients; its code is
-# [lesson 14](14_three_dimensions.ipynb)'s (`utils/parallel/context.py`). In numbers of $\frac{s}{n} D$ that a rank sends, forward and backward:
+# A third way gathers keys and values on each rank, as Llama 3 does, and scatters their gradients
+# ([14](14_three_dimensions.ipynb)'s `utils/parallel/context.py`). In numbers of $\frac{s}{n} D$ that a rank sends, forward and backward:
 #
 # | way | sends | holds beside its own | limit |
 # |---|---|---|---|
-# | ring | $(3n-2) \cdot 2K$ | keys and values that pass, with gradients | pieces of tokens |
-# | gathered | $2(n-1) \cdot 2K$; $3(n-1) \cdot 2K$ if gathered again backward | all keys and values | pieces of tokens |
-# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | the exchanged | here $n$ divides $A$; $n$ or $K$ the other |
+# | ring | $(3n-2) \cdot 2K$ | keys that pass, with gradients | none |
+# | gathered | $2(n-1) \cdot 2K$; $3(n-1) \cdot 2K$ if gathered again backward | all keys | their bytes |
+# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | the exchanged | heads, here in equal shares |
 
 # %%
 n, unit = RANKS, S // RANKS * D * 8
 WAYS = {"ring": (ring(True), True, (3 * n - 2) * 2 * K), "gathered": (gathered, True, 2 * (n - 1) * 2 * K),
         "Ulysses": (ulysses, False, (n - 1) / n * 2 * (2 * A + 2 * max(K, n)))}
-for name, (way, zigzag, numbers) in WAYS.items():
+for name, (way, zigzag, numbers) in WAYS.items():  # Ulysses in order: its joined rows are to rise, for `is_causal`
     found = run_ranks(apart, RANKS, way, functools.partial(places, zigzag=zigzag), A, K, S, D)[0]
     sent = sent_bytes(found.put_in, RANKS)
     print(f"{name:<9} {found.gap:.0e} from one process; a rank sends {sent:,.0f} bytes (counted), predicted {numbers * unit:,.0f}")
     assert found.gap < 1e-13 and sent == numbers * unit, f"{name} sends something else than its formula"
 
 # %% [markdown]
-# **Read it.** A ring's bytes do not fall as ranks are added, Ulysses' do. Gathering sends less than a ring at every $n$; a ring never
-# holds all keys. In 16 bits:
+# **Read it.** A ring's bytes do not fall as ranks are added, Ulysses' do. Llama 3's gathering sends less than a ring; a ring never
+# holds all keys. At size, in bf16, PyTorch's with fp32 gradients; beside them tensor and sequence parallelism
+# ([12](12_tensor_parallel.ipynb)), $8(n-1)A$:
 
 # %% jupyter={"source_hidden": true}
 print("MB that one of n ranks sends for a layer, 131,072 tokens, forward and backward (predicted):")
 for name, n in (("llama-2-7b", 8), ("llama-3-8b", 8), ("qwen2.5-7b", 8), ("llama-3-70b", 64)):
     shape = model_shape(name)
     heads, kv, size = shape.heads, shape.key_value_heads, 131_072 / n * shape.head_dim * 2 / 1e6
-    by_heads = f"{(n - 1) / n * 4 * (heads + max(kv, n)) * size:,.0f}" if heads % n == 0 else f"refused: {n} does not divide {heads}"
-    print(f"{name:<12} n {n:>2}, A {heads}, K {kv:>2}: ring {(3 * n - 2) * 2 * kv * size:>6,.0f},",
-          f"gathered {4 * (n - 1) * kv * size:>6,.0f}, Ulysses {by_heads}")
+    by_heads = f"{(n - 1) / n * 4 * (heads + max(kv, n)) * size:,.0f}" if heads % n == 0 else f"{n} does not divide {heads}"
+    print(f"{name:<12} n {n:>2}, A {heads}, K {kv:>2}: ring {(3 * n - 2) * 2 * kv * size:>6,.0f}, PyTorch's {(4 * n - 2) * 2 * kv * size:>6,.0f},",
+          f"gathered {4 * (n - 1) * kv * size:>6,.0f}, Ulysses {by_heads}, tensor and sequence parallel {8 * (n - 1) * heads * size:,.0f}")
 
 # %% [markdown]
 # **Question.** Qwen2.5-7B has 28 query heads and 4 key-value heads. Over how many of a node's eight GPUs, at most, can
-# Ulysses share one of its sequences?
+# this page's `ulysses` share one of its sequences? (It wants equal shares; DeepSpeed's does not.)
 
 # %%
 most_ranks = ...
@@ -356,8 +376,8 @@ check("18.most_ranks", most_ranks)
 # %% [markdown]
 # ## 4. A model, and packed documents
 #
-# All other layers look at one token at a time. So a model needs three things beside the attention: the tokens of this rank, *their
-# positions*, and targets that were shifted **before** they were split. The loss is a sum over all ranks' targets, divided once.
+# All other layers look at one token at a time. So a model needs three things beside the attention: this rank's tokens, *their
+# positions*, and targets that were shifted **before** they were split. The loss is a sum, divided once by all ranks' targets.
 
 # %% jupyter={"source_hidden": true}
 def fresh():
@@ -374,7 +394,8 @@ def train(attention=None, zigzag=True, fault="", steps=6):
     for block in model.blocks if attention else ():
         block.attention.attend = attention
     for step in range(steps):
-        tokens = torch.randint(64, (2, S + 1), generator=torch.Generator().manual_seed(step))
+        seed = step + 100 * dist.get_rank() * (fault == "rows that differ by rank")
+        tokens = torch.randint(64, (2, S + 1), generator=torch.Generator().manual_seed(seed))
         x, y = tokens[:, :-1][:, own], tokens[:, 1:][:, own]
         if fault == "targets shifted after the split":
             y = torch.cat((x[:, 1:], x[:, :1] * 0 - 100), 1)  # the last has none
@@ -390,17 +411,17 @@ def train(attention=None, zigzag=True, fault="", steps=6):
 
 
 # %%
-alone = run_ranks(train, 1)[0]
+one_process = run_ranks(train, 1)[0]
 for name, (way, zigzag, _) in WAYS.items():
     losses = run_ranks(train, RANKS, way, zigzag)[0]
-    gap = max(abs(a / b - 1) for a, b in zip(losses, alone, strict=True))
+    gap = max(abs(a / b - 1) for a, b in zip(losses, one_process, strict=True))
     print(f"{name:<9}", *(f"{loss:.6f}" for loss in losses), f" {gap:.0e} from one process")
     assert gap < 1e-12, f"{name} trains another model: fp64 rounds at 1e-16, and six steps add up a few hundred of these"
 
 # %% [markdown]
-# A long row is mostly several documents. They are **packed**: a token sees its own document's, the last target of a
-# document is no target, and positions restart with each. Ulysses takes the mask as it is, since a rank has all tokens. (A dense
-# mask of 128k is 16 GiB: take FlexAttention there.) One row, one seed:
+# A long row is mostly several documents. They are **packed**: a token sees its own document's, a document's last token has
+# no target, positions restart. Ulysses takes the mask as it is, since a rank has all tokens. (A dense mask of 128k is 16 GiB: take
+# FlexAttention there.)
 
 # %%
 document = torch.arange(3).repeat_interleave(torch.tensor((24, 8, 32)))
@@ -426,63 +447,88 @@ for name, changed in {"packed": (), "positions go on": (own_document, torch.aran
     gap = (torch.cat(run_ranks(packed_losses, RANKS, *changed)) - wanted).abs().max().item()
     print(f"{name:<16} losses of tokens up to {gap:.0e} from those of each document alone")
     assert (gap > 1e-3) == (name == "no mask"), "one document leaks into another, or positions do not restart"
-counts = learned.view(RANKS, -1).sum(1)
-means = (wanted.view(RANKS, -1).sum(1) / counts).mean().item()
-print("targets by rank:", *counts.tolist(), f" a mean of the ranks' means is off by {means / (wanted.sum().item() / counts.sum().item()) - 1:.1%}")
+counts = learned.view(RANKS, -1).sum(1).tolist()
+print("targets by rank:", *counts, f" in a mean of the ranks' means one of the fewest counts {max(counts) / min(counts):.2f} times one of the most")
 
 # %% [markdown]
 # **Read it.** Without the mask documents leak. Positions that go on change no more than the fp32 angles' rounding: rotary
-# positions count *distances*, and the mask cuts those between documents. (Learned positions must restart.) And ranks, like
-# micro-batches, hold unequal numbers of targets: a mean of means weights some tokens double. Divide by the count of **all**.
-# Around a ring the mask also makes work uneven anew: the lab's exercise 3.
+# positions count *distances*, and the mask cuts those between documents. (transformers makes the mask *from* restarting
+# positions.) Ranks hold unequal numbers of targets: divide by the count of **all**.
+# Around a ring the mask makes work uneven anew: the lab's exercise 3.
 #
 # ## 5. 7B at 128k, and the others
 #
-# Back to the picture's lowest line. Eight ranks share one sequence of 131,072 tokens by the ring of section 2, states sharded
-# over the same ranks, both cures. Beside it Llama 3.1 8B as torchtitan published it: four ranks a sequence, so 32,768 tokens each.
+# Back to the picture's lowest line: eight ranks share one sequence of 131,072 tokens by section 2's ring, and the states.
 
 # %%
 ours = of_one_rank("qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing", attend=ring(True))
 print(f"peak {ours.peak_bytes / 2**30:.1f} GiB (simulated):", ", ".join(
     f"{kind} {size / 2**30:.2f}" for kind, size in sorted(ours.breakdown.items(), key=lambda part: -part[1]) if size > 2**25))
-moves = next(row for row in ours.traffic if row.collective == "send")
-print(f"{moves.calls} moves, {moves.payload_bytes / 1e9:.1f} GB sent around the ring (simulated)")
-assert moves.calls == 28 * (3 * GPUS - 2 + GPUS - 1), "28 layers; with checkpoints forward goes around twice"
-assert moves.payload_bytes == moves.calls * 2 * 131_072 // GPUS * 4 * 128 * 2, "keys and values of 4 heads of 128, in bf16"
+moves = [row for row in ours.traffic if row.collective == "send"]  # in bf16, and in fp32
+calls, sent = sum(row.calls for row in moves), sum(row.payload_bytes for row in moves)
+print(f"{calls} moves, {sent / 1e9:.1f} GB sent around the ring (simulated)")
+assert sent == 28 * (4 * (GPUS - 1) + 2 * (GPUS - 1) + 4 * GPUS) * 2 * 131_072 // GPUS * 4 * 128, "28 layers, forward twice: keys in bf16, gradients in fp32"
 assert is_the_same(ours.peak_bytes, growth["both, over a ring of 8"][131_072]), "the picture shows another ring than this one"
 score("18", ours)
 
 # %% [markdown]
-# **Read it.** An eighth of the tokens, and of all that grew with them. States stay, and gathered weights: head
-# and embedding alone are 2.03 GiB. A step learns from an eighth of the tokens. Checkpoints send forward's moves twice. Published:
+# **Read it.** The blocks' inputs fall to an eighth, 3.06 GiB, and the recomputed block. What does not depend on tokens stays: states, gathered
+# weights, and of the activations the head in bf16, 1.02. Beside it Llama 3.1 8B as torchtitan published it:
 
-# %%
+# %% jupyter={"source_hidden": true}
 theirs = of_one_rank("llama-3-8b", 32_768, "checkpointing")
-print(f"Llama 3.1 8B, 32,768 tokens a rank, whole loss, bf16: {theirs.peak_bytes / 2**30:.1f} GiB at the peak,",
-      f"{theirs.reserved_bytes / 2**30:.1f} reserved (simulated)")
-print(*torchtitan_rows(), sep="\n")
+rows = torchtitan_rows()
+print(f"Llama 3.1 8B, 32,768 tokens, whole loss, bf16: {theirs.reserved_bytes / 2**30:.1f} GiB reserved (simulated), the first row "
+      f"{rows[0].reserved_gib / (theirs.reserved_bytes / 2**30) - 1:.0%} above")
+print(*rows, sep="\n")
+print("GFLOP of a token's forward (predicted):", *(f"{n:,} tokens {token_flop(model_shape('llama-3-8b'), n) / 1e9:.0f}" for n in (32_768, 262_144)))
 
 # %% [markdown]
-# **Read it.** Tokens **a rank** decide: 8B takes 84 GiB at 32k tokens and at 262k (H100s of 96 GB; compiled, products in 8 bits;
-# our simulation is 14% under, unexplained). What memory no longer feels is the work: tokens per second fall to a
-# seventh. Half of that is arithmetic: a token's forward ($P$ weights of blocks and head) takes $2P + 2shL$, 24 GFLOP at 32k
-# and 84 at 262k. The rest these rows do not explain.
+# **Read it.** Tokens **a rank** decide: 84 GiB at 32k and at 262k (H100s of 96 GB; compiled, in 8 bits, unlike
+# our simulation). What memory no longer feels is the work: tokens per second fall to a seventh. Half of that is arithmetic: a token's
+# forward through $P$ weights and $L$ layers of size $h$ takes $2P + 2shL$. The rest is unexplained.
+#
+# **When do messages hide?** With $c = s/n$ tokens a rank, backward's round in zigzag takes $4ADc^2$ FLOP, twice forward's, and
+# moves $4KDc$ bytes of keys and $8KDc$ of fp32 gradients. At $F$ FLOP/s and $B$ bytes/s it hides if $c \ge 3\,\frac KA \frac FB$.
+# Llama 3 reached 400 TFLOP/s (published); links at what NCCL sustains.
 
 # %%
-print("4M tokens a step on 64 H100, the planner's fastest (predicted):")
-print(*(chosen_plan("qwen2.5-7b", length) for length in (2**13, 2**15, 2**17, 2**19, 2**20)), *llama_rows(), sep="\n")
+def seconds(shape, kv_heads, flops, bandwidth, s=131_072, n=GPUS):
+    c, width = s // n, shape.head_dim
+    forward, message = 2 * shape.heads * width * c**2 / flops, 4 * kv_heads * width * c / bandwidth
+    late = 2 * (n - 1) * max(0, message - forward) + (n - 1) * max(0, 3 * message - 2 * forward) + 2 * message  # the last move home
+    return 4 * token_flop(shape, s) * c / flops + shape.layers * late  # forward twice, backward as two
+
+qwen = model_shape("qwen2.5-7b")
+for kv_heads, where in ((4, "NVLink 4"), (4, "InfiniBand NDR"), (28, "NVLink 4"), (28, "InfiniBand NDR")):
+    bandwidth, rates = link(where).sustained_bytes_per_second, (200e12, 400e12, 800e12)
+    least, steps = 3 * kv_heads / 28 * 400e12 / bandwidth, [seconds(qwen, kv_heads, rate, bandwidth) for rate in rates]
+    print(f"{where:<15} {bandwidth / 1e9:>3.0f} GB/s, {kv_heads:>2} key heads: hidden from {least:>6,.0f} tokens a rank (400 TFLOP/s), here 16,384;",
+          "a step at 200, 400, 800 TFLOP/s:", *(f"{step:.2f}" for step in steps), "s (predicted)")
 
 # %% [markdown]
-# **Read it.** On 64 GPUs 7B's fastest plans share a sequence *in place of* checkpoints from 32k to 512k; 1M takes both. 4M tokens
-# take 18 times as long in sequences of 1M, recomputed, as of 8k: attention, 94% of
-# a block's work then, grows with the square of the length, what is sent with the length.
-# Llama 3, which gathers, kept 95% of its TFLOP/s at 128k. The planner, too, gathers, and takes ranks' work as even.
+# **Read it.** 462 tokens a rank are enough in a node, 3,571 across nodes: 16,384 hide nearly all, at any of three $F$. Key heads copied to
+# 28 (`repeat_kv`) need 25,000 across nodes, and the step grows from 6.67 s to 7.93. The verdict:
+
+# %% jupyter={"source_hidden": true}
+alone = 4 * token_flop(qwen, 131_072) * 131_072 / 400e12
+print("Qwen2.5-7B, 8 H100, 128k tokens: peaks simulated, seconds predicted (400 TFLOP/s, NVLink 4; states' gathers left out)")
+for name, sequences, step in (("both", 8, alone), ("both, checkpoints offloaded", 8, alone),
+                              ("both, over a ring of 8", 1, seconds(qwen, 4, 400e12, link("NVLink 4").sustained_bytes_per_second))):
+    peak, fits = growth[name][131_072], (1 + ABOVE) * growth[name][131_072] < room_bytes
+    print(f"{name:<28} {peak / 2**30:>5.1f} GiB, {ABOVE:.0%} above {(1 + ABOVE) * peak / 2**30:>3.0f}: {'fits' if fits else 'does not'};",
+          f"{sequences} sequences in {step:>4.1f} s, {sequences * 131_072 / step / 8:,.0f} tokens/s a GPU")
+
+# %% [markdown]
+# **Read it.** A ring buys memory and small steps, no speed: as many tokens a second.
 #
 # | take | when | costs |
 # |---|---|---|
-# | chunked loss, checkpoints ([05](../intermediate/05_checkpointing.ipynb)) | few GPUs, or sharing alone does not fit | a forward of the blocks |
-# | gathered keys and values; a ring where these do not fit | GPUs to spare for a sequence | $K$-sized messages a layer |
+# | chunked loss, checkpoints ([05](../intermediate/05_checkpointing.ipynb)), on the host | it fits, a sequence a GPU | a forward; the host's link |
+# | ring | small steps, or no fit; $c$ above the threshold | $K$-sized messages |
+# | gathered | all keys fit | fewer bytes, waited for |
 # | Ulysses | heads divide; any mask | all-to-all |
+# | Ulysses in a node, a ring across | more GPUs than heads allow | both |
 #
 # ## Break it, diagnose it
 #
@@ -492,96 +538,99 @@ print(*(chosen_plan("qwen2.5-7b", length) for length in (2**13, 2**15, 2**17, 2*
 class NotHome(RingAttention):
     @staticmethod
     def backward(ctx, gradient):  # the last move is forgotten: n - 1 more are one back
-        to_q, *to_kv, _ = RingAttention.backward(ctx, gradient)
+        to_q, *to_kv, _, _ = RingAttention.backward(ctx, gradient)
         for _ in range(RANKS - 1):
             to_kv = [pass_on(x)() for x in to_kv]
-        return to_q, *to_kv, None
+        return to_q, *to_kv, None, None
 
 
-for fault in ("positions that restart", "targets shifted after the split", "gradients not at home"):
-    way = ring(True) if "home" not in fault else lambda q, k, v: NotHome.apply(q, k, v, True)
+for fault in ("positions that restart", "targets shifted after the split", "gradients not at home", "rows that differ by rank"):
+    way = ring(True) if "home" not in fault else lambda q, k, v: NotHome.apply(q, k, v, True, torch.float32)
     losses = run_ranks(train, RANKS, way, True, fault)[0]
-    gaps = [b / a - 1 for a, b in zip(alone, losses, strict=True)]
-    print(f"{fault:<32} losses off by", *(f"{gap:+.1e}" for gap in gaps))
+    gaps = [b / a - 1 for a, b in zip(one_process, losses, strict=True)]
+    of_left = f"; the first, over the 60 targets left, {losses[0] / one_process[0] * 64 / 60 - 1:+.1e}" * ("shifted" in fault)
+    print(f"{fault:<32} losses off by", *(f"{gap:+.1e}" for gap in gaps), of_left)
     assert max(map(abs, gaps)) > 1e-6, f"{fault} was not found"
 
 # %% [markdown]
-# **Diagnose it.** Restarting positions: each rank believes that it has the beginning; the curve looks like any other. Shifted after
-# the split, four of 64 targets are gone and three are another piece's first token: the loss is *lower*. (A transformers model shifts
-# `labels` itself: give it `shift_labels`.) Gradients that are not at home leave the first loss right. So compare losses over steps with one
-# process, in fp64, at a small size; and ask the ranks what they hold:
-
-# %%
-def all_places_once():  # what to look at: no position twice, none left out
-    found = []
-    for own in (places(S, zigzag=True), torch.arange(S // RANKS)):
-        dist.all_gather_into_tensor(whole := own.new_empty(S), own)
-        found.append(whole.sort().values.equal(torch.arange(S)))
-    return found
-
-
-print("every position once: in zigzag {}, restarting {}".format(*run_ranks(all_places_once, RANKS)[0]))
+# **Diagnose it.** Restarting positions: each rank believes that it has the beginning. Shifted after
+# the split, four of 64 targets are gone and three are another piece's first token: the loss is *lower*, divided by 64;
+# over the 60 left it hides. (transformers shifts `labels` itself: give it `shift_labels`.) Gradients not at
+# home leave the first loss right. A `DistributedSampler` over all ranks gives each its own row. So compare losses over
+# steps with one process, in fp64, at a small size; and gather what ranks hold: each position once, one row.
 
 # %% [markdown]
 # ## Recap
 #
-# - With flash attention memory is linear in the length. At 128k most is what blocks keep, then logits; with both cures, one block's inside.
-# - Pieces of softmax add up by their log-sum-exp: keys may come from anywhere, in any order.
-# - A ring sends $(3n-2) \cdot 2\frac{s}{n}KD$ numbers a layer; zigzag makes its work even. Ulysses sends heads, and needs them to divide.
+# - With flash attention memory is linear in the length; chunked loss and checkpoints leave one block's inside.
+# - Softmax adds up by log-sum-exps, in fp32: keys may come from anywhere. Zigzag evens out a ring's work; heads are Ulysses'.
 # - Positions and shifted targets are split with the tokens; the loss is divided by all targets.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
 #
-# **References.** Liu and others, *Ring Attention*, [arXiv:2310.01889](https://arxiv.org/abs/2310.01889). Brandon and others, *Striped Attention*,
-# [arXiv:2311.09431](https://arxiv.org/abs/2311.09431). Jacobs and others, *DeepSpeed-Ulysses*, [arXiv:2309.14509](https://arxiv.org/abs/2309.14509).
-# *The Llama 3 Herd of Models*, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783). Bekman and others, *Arctic Long Sequence Training* (ALST),
-# [arXiv:2506.13996](https://arxiv.org/abs/2506.13996).
+# **References.** [Ring Attention](https://arxiv.org/abs/2310.01889), [Striped Attention](https://arxiv.org/abs/2311.09431),
+# [DeepSpeed-Ulysses](https://arxiv.org/abs/2309.14509), [Llama 3](https://arxiv.org/abs/2407.21783), [ALST](https://arxiv.org/abs/2506.13996).
 
 # %% [markdown]
 # ## On Monday
 #
 # PyTorch's `context_parallel` (2.15, a prototype) shares causal `F.scaled_dot_product_attention`, in zigzag, and refuses other masks.
-# A model that copies key heads first (`repeat_kv`) sends $A$ of them. It has kernels for CUDA alone: here the ring of section 2
-# stood in. Section 5's step:
+# Its kernels are CUDA's alone: on CPU ranks section 2's ring stood in.
 #
 # ```python
-# # Before: torchrun on `world_size` GPUs; `model.blocks` on `device`; `model(inputs, targets, positions)` gives the *sum* of its tokens' losses, with
-# # F.scaled_dot_product_attention(is_causal=True) inside and the chunked loss of lesson 05's last cell; `tokens` (B, S + 1), the same on
-# # all ranks; 2 * world_size divides S. After it: an optimizer, on model.parameters().
+# # torchrun --nproc-per-node=8 train.py. Before: `model.blocks` on `device`; `model(inputs, targets, positions)` gives the *sum* of its tokens'
+# # losses, with F.scaled_dot_product_attention(is_causal=True) inside and lesson 05's chunked loss; `rows`, a dataset of S + 1 tokens each;
+# # `cp` GPUs share a sequence, 2 * cp divides S; `folder` for what is saved.
 # from functools import partial
 #
 # import torch
 # import torch.distributed as dist
+# import torch.distributed.checkpoint as dcp
+# from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 # from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 # from torch.distributed.tensor.experimental import context_parallel
 # from torch.distributed.tensor.experimental._attention import set_rotate_method
 # from torch.nn.attention import SDPBackend, sdpa_kernel
 # from torch.utils.checkpoint import checkpoint
+# from torch.utils.data import DataLoader, DistributedSampler
 #
-# mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("cp",))
-# set_rotate_method("alltoall")  # a ring; leave it out to gather
+# mesh = init_device_mesh(device.type, (dist.get_world_size() // cp, cp), mesh_dim_names=("dp", "cp"))
+# set_rotate_method("alltoall")  # keys around a ring; "allgather", the default, holds them all. Key gradients go around either way
 # bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-# for block in model.blocks:  # states are sharded over the ranks that share the tokens
+# shards = mesh["dp", "cp"]._flatten("shards")  # states are sharded over all GPUs
+# for block in model.blocks:
 #     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-#     fully_shard(block, mesh=mesh, mp_policy=bf16)
-# fully_shard(model, mesh=mesh, mp_policy=bf16)
+#     fully_shard(block, mesh=shards, mp_policy=bf16)
+# fully_shard(model, mesh=shards, mp_policy=bf16)
+# optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 #
-# inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()  # shifted before they are split
-# positions = torch.arange(inputs.shape[1], device=device)
-# count = (targets != -100).sum().clamp(min=1)  # of all ranks: they are whole here
+# sampler = DistributedSampler(rows, mesh["dp"].size(), mesh["dp"].get_local_rank())  # GPUs that share a sequence read the same row
+# for tokens in DataLoader(rows, batch_size=1, sampler=sampler):
+#     inputs, targets = tokens[:, :-1].to(device, copy=True), tokens[:, 1:].to(device, copy=True)  # shifted before they are split
+#     positions = torch.arange(inputs.shape[1], device=device)
+#     count = (targets != -100).sum()
+#     dist.all_reduce(count, group=mesh["dp"].get_group())  # the targets of all rows
+#     with context_parallel(mesh["cp"], buffers=[inputs, targets, positions], buffer_seq_dims=[1, 1, 0]), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+#         loss = model(inputs, targets, positions) / count.clamp(min=1)
+#         (loss * dist.get_world_size()).backward()  # FSDP2 averages over the ranks, and we want their sum; Adam would hide it
+#     optimizer.step()
+#     optimizer.zero_grad()
+#     dist.all_reduce(total := loss.detach().clone())
+#     print(f"loss {total.item():.4f}")
 #
-# with context_parallel(mesh, buffers=[inputs, targets, positions], buffer_seq_dims=[1, 1, 0]), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-#     loss = model(inputs, targets, positions) / count
-#     (loss * world_size).backward()  # FSDP2 averages over the ranks, and we want their sum; inside: it goes around the ring, too
-# dist.all_reduce(total := loss.detach().clone())
-# print(f"loss {total.item():.4f}")
+# states = {"model": get_model_state_dict(model)}
+# dcp.save(states, checkpoint_id=folder)
+# dcp.load(states, checkpoint_id=folder)  # on any number of GPUs
+# set_model_state_dict(model, states["model"])
 # ```
 #
-# **Look at** the loss: one process's, to bf16's rounding; and at `torch.cuda.max_memory_allocated()`. In transformers'
-# `Trainer`, with SDPA and FSDP2: accelerate's `ParallelismConfig(cp_size=8)`, which gathers; Ulysses, where heads
-# divide: `ParallelismConfig(sp_backend="deepspeed", sp_size=4)` (neither was run here). Packed documents:
+# **Look at** the loss: one process's, to bf16's rounding. Flash takes 16 bits only: for a
+# close comparison take fp32 (no `mp_policy`), copied key heads and `SDPBackend.EFFICIENT_ATTENTION`. Not run here:
+# `Trainer` with accelerate's `ParallelismConfig(cp_size=8)`, or Ulysses,
+# `ParallelismConfig(sp_backend="deepspeed", sp_size=4)`; Megatron's `--context-parallel-size 8 --cp-comm-type p2p` (a ring), `a2a` (Ulysses),
+# `a2a+p2p`. Packed documents, on one GPU:
 #
 # ```python
 # from transformers import DataCollatorWithFlattening

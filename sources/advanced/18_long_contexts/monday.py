@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from utils.lessons.blocks import run_block, small_llama
 from utils.models import Transformer, TransformerConfig
@@ -16,18 +18,20 @@ from utils.ranks import run_ranks
 
 from .ring import ring_attention
 
-RANKS, WORDS, LENGTH, LAYERS = 2, 64, 32, 2
+RANKS, CP, WORDS, LENGTH, LAYERS = 4, 2, 64, 32, 2
 BF16 = 2**-7  # rounds at 2**-8, and more than once
 
 
 def block_1(text: str) -> None:
-    """One sequence on two ranks: one process's loss and gradients; its ring stands in for CUDA's kernel."""
-    for found in run_ranks(_shared, RANKS, text):
-        assert found.loss_gap < BF16, "the shared sequence gives another loss"
-        assert found.gradient_gap < 5 * BF16, "its gradients are others"
-        assert found.places == LENGTH // RANKS, "a rank holds more than its share of the tokens"
-        assert found.passes == 2 * LAYERS, "a checkpoint does not call its block again"
-        assert found.share == 1 / RANKS, "a rank keeps more than its share of the states"
+    """Two sequences, each on two of four ranks: one process's loss and gradients, and the states come back."""
+    with tempfile.TemporaryDirectory() as folder:
+        for found in run_ranks(_shared, RANKS, text, folder):
+            assert found.loss_gap < BF16, "the shared sequences give another loss"
+            assert found.gradient_gap < 5 * BF16, "their gradients are others"
+            assert found.places == LENGTH // CP, "a rank holds more than its share of the tokens"
+            assert found.passes == 2 * LAYERS, "a checkpoint does not call its block again"
+            assert found.share == 1 / RANKS, "a rank keeps more than its share of the states"
+            assert found.reloaded, "what was loaded is not what was saved"
 
 
 def block_2(text: str) -> None:
@@ -57,33 +61,42 @@ class Summed(Transformer):
         return F.cross_entropy(logits, targets.flatten(), reduction="sum")
 
 
-def _shared(text: str) -> Any:
+def _shared(text: str, folder: str) -> Any:
     torch.manual_seed(0)
     shape = TransformerConfig(vocabulary=WORDS, hidden=32, layers=LAYERS, heads=4, kv_heads=2, feedforward=96)  # fmt: skip
     model: Any = Summed(shape)
     model.init_weights(std=0.1)
-    tokens = torch.randint(WORDS, (2, LENGTH + 1))
+    rows = torch.randint(WORDS, (RANKS // CP, LENGTH + 1))
     alone = copy.deepcopy(model)
-    wanted = alone(tokens[:, :-1], tokens[:, 1:]) / (2 * LENGTH)
+    wanted = alone(rows[:, :-1], rows[:, 1:]) / (len(rows) * LENGTH)
     wanted.backward()
+    mesh = init_device_mesh("cpu", (RANKS // CP, CP), mesh_dim_names=("dp", "cp"))
+    group = mesh["cp"].get_group()
     held: list[int] = []
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         held.append(q.shape[2])
-        return ring_attention(q, k, v)
+        return ring_attention(q, k, v, group=group)  # CUDA's kernels alone share; its own stands in
 
     for block in model.blocks:
         block.attention.attend = attend
-    made = run_block(text, model=model, tokens=tokens, device=torch.device("cpu"), world_size=RANKS)
-    gaps, sharded = [], []
-    for p, w in zip(model.parameters(), alone.parameters(), strict=True):
-        gaps.append(((p.grad.full_tensor() - w.grad).norm() / w.grad.norm()).item())
-        sharded.append(p.to_local().numel() / p.numel())
+    gaps: list[float] = []
+
+    def look(*_: Any) -> None:  # at the gradients, before the optimizer takes them
+        for p, w in zip(model.parameters(), alone.parameters(), strict=True):
+            gaps.append(((p.grad.full_tensor() - w.grad).norm() / w.grad.norm()).item())
+
+    looking = register_optimizer_step_pre_hook(look)
+    names = {"model": model, "rows": rows, "cp": CP, "folder": folder, "device": torch.device("cpu")}  # fmt: skip
+    made = run_block(text, **names)
+    looking.remove()
+    kept = {name: value.full_tensor() for name, value in made["states"]["model"].items()}
+    now = {name: value.full_tensor() for name, value in model.state_dict().items()}
     return SimpleNamespace(
         loss_gap=abs(made["total"].item() / wanted.item() - 1),
         gradient_gap=max(gaps),
-        share=max(sharded),
+        share=max(p.to_local().numel() / p.numel() for p in model.parameters()),
         places=max(held),
         passes=len(held),
-        rank=dist.get_rank(),
+        reloaded=all(torch.equal(kept[name], value) for name, value in now.items()),
     )

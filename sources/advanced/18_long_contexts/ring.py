@@ -40,15 +40,20 @@ def places(length: int, rank: int, ranks: int, zigzag: bool = True) -> Tensor:
     return torch.cat([pieces[number] for number in own])
 
 
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, zigzag: bool = True) -> Tensor:
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, zigzag: bool = True, group: dist.ProcessGroup | None = None
+) -> Tensor:
     """Causal attention (B, A, S / ranks, D) to the keys of all ranks, which go around a ring.
+
+    Partial sums, and gradients on their way, are in fp32 or finer, as in PyTorch's ring.
 
     Args:
         q: (B, A, S / ranks, D), this rank's.
         k, v: (B, K, S / ranks, D), this rank's.
         zigzag: how `places` laid the tokens out.
+        group: ranks that share the sequence; None for all.
     """
-    return _Ring.apply(q, k, v, zigzag)
+    return _Ring.apply(q, k, v, zigzag, group)
 
 
 def ulysses_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -86,47 +91,56 @@ def shares(rank: int, source: int, length: int, zigzag: bool) -> Rows | None:
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, zigzag: bool) -> Tensor:
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        out, kv = torch.zeros_like(q), torch.stack((k, v))
-        lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, zigzag: bool, group: Any) -> Tensor:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        sums, kv = torch.promote_types(q.dtype, torch.float32), torch.stack((k, v))
+        out, lse = torch.zeros_like(q, dtype=sums), q.new_full(q.shape[:3], -torch.inf, dtype=sums)
         for step in range(ranks):
-            coming = _pass_on(kv) if step < ranks - 1 else None
+            coming = _pass_on(kv, group) if step < ranks - 1 else None
             if seen := shares(rank, (rank - step) % ranks, q.shape[2], zigzag):
                 rows, columns, causal = seen
                 seen_k, seen_v = kv[..., columns, :].unbind()
                 part, its = attend_piece(q[:, :, rows], seen_k, seen_v, causal)
                 _merge(out[:, :, rows], lse[:, :, rows], part, its)
             kv = _arrived(coming) if coming else kv
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.zigzag = zigzag
-        return out
+        whole = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, whole, lse)
+        ctx.zigzag, ctx.group = zigzag, group
+        return whole
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        kv = torch.stack((k, v))
-        to_q, to_kv = torch.zeros_like(q), torch.zeros_like(kv)
+        rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        kv, sums = torch.stack((k, v)), torch.promote_types(q.dtype, torch.float32)
+        to_q, to_kv = (torch.zeros_like(x, dtype=sums) for x in (q, kv))
+        home: tuple[Tensor, list[Any]] = to_kv, []
         for step in range(ranks):
-            coming = _pass_on(kv) if step < ranks - 1 else None
+            coming = _pass_on(kv, ctx.group) if step < ranks - 1 else None
+            part: tuple[Tensor, ...] = ()
             if seen := shares(rank, (rank - step) % ranks, q.shape[2], ctx.zigzag):
                 rows, columns, causal = seen
                 gradient, own, done, logs = (x[:, :, rows] for x in (gradients[0], q, out, lse))
                 seen_k, seen_v = kv[..., columns, :].unbind()
                 part = piece_gradients(gradient, own, seen_k, seen_v, done, logs, causal)
                 to_q[:, :, rows] += part[0]
-                to_kv[..., columns, :] += torch.stack(part[1:])
+            to_kv = _arrived(home)  # sent a round ago: it came while this one was computed
+            if seen:
+                to_kv[..., seen[1], :] += torch.stack(part[1:])
+            home = _pass_on(to_kv, ctx.group)  # after the last of n moves it is home
             kv = _arrived(coming) if coming else kv
-            to_kv = _arrived(_pass_on(to_kv))  # after the last of n moves it is home
-        return to_q, to_kv[0], to_kv[1], None
+        to_k, to_v = _arrived(home).to(k.dtype)
+        return to_q.to(q.dtype), to_k, to_v, None, None
 
 
-def _pass_on(x: Tensor) -> tuple[Tensor, list[Any]]:
+def _pass_on(x: Tensor, group: Any) -> tuple[Tensor, list[Any]]:
     """Send to the next rank and receive from the one before; give what will have arrived."""
-    rank, ranks, new = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
-    sent = dist.isend(x.contiguous(), (rank + 1) % ranks)
-    return new, [sent, dist.irecv(new, (rank - 1) % ranks)]
+    rank, ranks, new = dist.get_rank(group), dist.get_world_size(group), torch.empty_like(x)
+    after, before = (rank + 1) % ranks, (rank - 1) % ranks
+    if group is not None:
+        after, before = (dist.get_global_rank(group, place) for place in (after, before))
+    sent = dist.isend(x.contiguous(), after, group=group)
+    return new, [sent, dist.irecv(new, before, group=group)]
 
 
 def _arrived(coming: tuple[Tensor, list[Any]]) -> Tensor:

@@ -65,7 +65,7 @@ class SlowPieces:
 def slowed(
     forward: Callable[..., Any], zigzag: bool, length: int, seconds: float, rounds: int = 3
 ) -> list[list[Span]]:
-    """On every rank: the spans of each round of `forward(q, kv, zigzag, piece)`.
+    """On every rank: the spans of each round of `forward(q, kv, zigzag, piece=...)`.
 
     Args:
         forward: of a ring; takes this rank's part.
@@ -81,7 +81,7 @@ def slowed(
     for _ in range(rounds):
         dist.barrier()
         piece = SlowPieces(seconds / own**2)
-        forward(q, kv, zigzag, piece)
+        forward(q, kv, zigzag, piece=piece)
         found.append(piece.spans)
     return found
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from utils.fitting.model_configs import model_config
 from utils.memory.measurement import Measurement
@@ -50,13 +51,16 @@ class RankExperts(nn.Module):
         config: of a model of the transformers library.
         group: the ranks that share the experts; None for all.
         load: rows that come, over the mean of the ranks.
+        recompute: keep only the rows that came, and compute the experts on them again in backward.
     """
 
-    def __init__(self, config: Any, group: Any = None, load: float = 1.0) -> None:
+    def __init__(
+        self, config: Any, group: Any = None, load: float = 1.0, recompute: bool = False
+    ) -> None:
         super().__init__()
         held = config.num_local_experts // dist.get_world_size(group)
         width, hidden = config.moe_intermediate_size, config.hidden_size
-        self.group, self.held, self.load = group, held, load
+        self.group, self.held, self.load, self.recompute = group, held, load, recompute
         self.w_in = nn.Parameter(torch.empty(held, hidden, 2 * width))
         self.w_out = nn.Parameter(torch.empty(held, width, hidden))
 
@@ -70,20 +74,30 @@ class RankExperts(nn.Module):
         by = torch.arange(
             rows.shape[0], device=x.device
         ).argsort()  # sorted by sender, then by expert
-        gate, up = F.grouped_mm(rows[by], self.w_in, offs=ends.int()).chunk(2, -1)
-        done = F.grouped_mm(F.silu(gate) * up, self.w_out, offs=ends.int())
+        if self.recompute:
+            done = checkpoint(self._work, rows[by], ends.int(), use_reentrant=False)
+        else:
+            done = self._work(rows[by], ends.int())
         back = _Exchange.apply(done[by.argsort()], len(order), self.group)
         weighted = back * weight.flatten()[order, None].to(back.dtype)
         return torch.zeros_like(x).index_add(0, order // k, weighted)
 
+    def _work(self, rows: Tensor, ends: Tensor) -> Tensor:
+        gate, up = F.grouped_mm(rows, self.w_in, offs=ends).chunk(2, -1)
+        return F.grouped_mm(F.silu(gate) * up, self.w_out, offs=ends)
+
 
 def qwen3_30b_a3b(
-    expert_ranks: int = 8, ranks: int = 16, load: float = 1.0, card: str = "H100"
+    expert_ranks: int = 8,
+    ranks: int = 16,
+    load: float = 1.0,
+    card: str = "H100",
+    recompute: bool = False,
 ) -> Measurement:
     """A step of one of `ranks` ranks: experts over groups of `expert_ranks`, the rest by FSDP.
 
     Parameters, gradients and Adam's states in fp32, computing in bf16; one sequence of 4,096 tokens.
-    This rank gets `load` times the rows of the mean rank.
+    This rank gets `load` times the rows of the mean rank in every layer; `recompute` is of experts alone.
     """
     from transformers import Qwen3MoeForCausalLM
 
@@ -99,7 +113,7 @@ def qwen3_30b_a3b(
         low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in model.model.layers:
             with torch.device("meta"):
-                experts: Any = RankExperts(config, mesh["experts"].get_group(), load)
+                experts: Any = RankExperts(config, mesh["experts"].get_group(), load, recompute)
             layer.mlp.experts = experts
             fully_shard(experts, mesh=mesh["replicas"], mp_policy=low)
             experts.set_gradient_divide_factor(ranks)

@@ -5,84 +5,166 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
 from utils.units import Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 
 _HELD, _USED = "#832db6", "#ffa90e"
+_ROWS, _WEIGHTS = "#bd1f01", "#2a6db0"
 _WAYS = (("#4d4d4d", "-"), ("#3f90da", "--"), ("#bd1f01", "-"))
 
 
 def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
-    """Bars of parameters by model, as a share of what is held: (held, used for one token), in units of 1e9."""
+    """What each model uses for a token, and what it holds, in units of 1e9: {name: (held, used)}."""
     with course_style():
-        figure, axes = empty_figure(height=1.2 + 0.75 * len(models))
+        figure, axes = empty_figure(height=1.6 + 0.7 * len(models))
         for row, (held, used) in enumerate(models.values()):
-            share = 100 * used / held
-            axes.barh(
-                row,
-                100,
-                height=0.6,
-                color=_HELD,
-                label="" if row else "held, not used for it: states follow all",
+            axes.plot([used, held], [row, row], color="#4d4d4d", lw=2, zorder=1)
+            marks = (
+                (used, "o", _USED, "used for a token"),
+                (held, "s", _HELD, "held"),
             )
-            axes.barh(
-                row,
-                share,
-                height=0.6,
-                color=_USED,
-                hatch="//",
-                edgecolor="white",
-                label="" if row else "used for a token: arithmetic follows it",
-            )
-            axes.text(101, row, f"{used:,.1f} of {held:,.1f} billion", va="center", fontsize=10)
+            for size, marker, color, label in marks:
+                axes.scatter(
+                    size, row, s=110, marker=marker, color=color, edgecolor="black", zorder=2,
+                    label="" if row else label,
+                )  # fmt: skip
+                axes.text(size, row - 0.24, f"{size:,.1f}", ha="center", fontsize=10)
+            middle = (used * held) ** 0.5
+            axes.text(middle, row - 0.12, f"{held / used:.1f} times", ha="center", fontsize=10)
+        axes.set_xscale("log")
+        axes.set_xlim(1.5, 1500)
+        ticks = (3, 10, 30, 100, 300, 1000)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
         axes.set_yticks(range(len(models)), list(models))
-        axes.invert_yaxis()
-        axes.set_xlim(0, 130)
-        axes.set_xticks(range(0, 101, 20))
-        axes.set_xlabel("% of the model's parameters")
-        axes.set_title("A token uses a part of the parameters; states follow all of them")
+        axes.set_ylim(len(models) - 0.5, -0.6)
+        axes.set_xlabel("parameters, 10\N{SUPERSCRIPT NINE} (log); 16 bytes each with Adam")
+        axes.set_title("Arithmetic follows the circles, states the squares")
         axes.grid(False, axis="y")
         figure.legend(loc="outside lower center", ncols=2, fontsize=10)
-        print_evidence(figure, [Evidence.PREDICTED])
+        figure.supxlabel(
+            "counted, from shapes",
+            x=0.995,
+            ha="right",
+            fontsize=10,
+            color="#555555",
+            style="italic",
+        )
     return figure
 
 
-def draw_exchange(rows: Tensor) -> Figure:
-    """Rows that each rank (down) sends to each rank (across): whole numbers, (ranks, ranks)."""
-    ranks, got = len(rows), rows.sum(0).tolist()
+def draw_exchange(rows: Tensor, marked: int = 1) -> Figure:
+    """Rows of each rank (down) for each rank (across), there and back; those of rank `marked` with numbers."""
+    ranks, held = len(rows), 2
     with course_style():
-        figure, axes = empty_figure(width=7.5, height=3.6)
-        axes.imshow(rows, cmap="Blues", vmin=0, vmax=2 * int(rows.max()), aspect="auto")
+        figure, axes = empty_figure(height=4.6)
+        axes.set_axis_off()
+        for rank in range(ranks):
+            names = f"experts {held * rank}, {held * rank + 1}"
+            _box(axes, 0.0, rank, f"rank {rank}'s tokens\n{int(rows[rank].sum())} rows leave")
+            _box(axes, 1.0, rank, f"rank {rank}: {names}\n{int(rows[:, rank].sum())} rows came")
+            _box(axes, 2.0, rank, f"rank {rank}'s tokens\n{int(rows[rank].sum())} rows are back")
         for source in range(ranks):
             for target in range(ranks):
-                stays = " (stays)" if source == target else ""
-                axes.text(
-                    target, source, f"{int(rows[source, target])}{stays}", ha="center", va="center"
-                )
-        axes.set_xticks(
-            range(ranks), [f"to rank {r}\n{got[r]} in all" for r in range(ranks)], fontsize=10
-        )
-        axes.set_yticks(range(ranks), [f"from rank {r}" for r in range(ranks)], fontsize=10)
-        axes.grid(False)
+                number = f"{int(rows[source, target])}" if source == marked else ""
+                _arrow(axes, (0.0, source), (1.0, target), number, 0.66)
+                _arrow(axes, (1.0, target), (2.0, source), number, 0.34)
+        axes.text(0.5, -0.72, "dispatch: all-to-all", ha="center", fontsize=11)
+        axes.text(1.5, -0.72, "combine: all-to-all back", ha="center", fontsize=11)
+        axes.set_xlim(-0.32, 2.32)
+        axes.set_ylim(ranks - 0.5, -0.95)
         axes.set_title(
-            "128 tokens a rank, two experts each, two experts on a rank:\nall send 256 rows, and get what their experts are chosen for"
+            f"First step, first layer: every rank to every rank; numbers: rank {marked}'s rows"
         )
         print_evidence(figure, [Evidence.MEASURED])
     return figure
 
 
+def draw_mesh() -> Figure:
+    """Four ranks as 2 replicas x 2 expert ranks: who holds which of 8 experts, and which traffic runs where."""
+    with course_style():
+        figure, axes = empty_figure(height=4.4)
+        axes.set_axis_off()
+        axes.add_patch(
+            FancyBboxPatch(
+                (-0.34, -0.3),
+                1.68,
+                1.75,
+                boxstyle="round,pad=0",
+                fc="none",
+                ec="#4d4d4d",
+                ls="--",
+                lw=1.5,
+            )
+        )
+        for rank in range(4):
+            replica, place = divmod(rank, 2)
+            first = 4 * place + 2 * replica
+            text = (
+                f"rank {rank}\ncomputes experts {4 * place} to {4 * place + 3}\n"
+                f"keeps {first} and {first + 1}"
+            )
+            _box(axes, place, replica, text)
+        for line in range(2):
+            _both_ways(axes, (0.27, line), (0.73, line), _ROWS)
+            _both_ways(axes, (line, 0.2), (line, 0.8), _WEIGHTS)
+            axes.text(0.5, line - 0.09, "all-to-all: rows", ha="center", color=_ROWS)
+        axes.text(0.5, 0.5, "FSDP over replicas:\nweights and gradients\nof experts", ha="center",
+                  va="center", color=_WEIGHTS)  # fmt: skip
+        axes.text(0.5, 1.34, "FSDP over all four ranks: attention, router, norms, embeddings",
+                  ha="center", va="center")  # fmt: skip
+        axes.text(-0.38, 0, "replica 0", ha="right", va="center")
+        axes.text(-0.38, 1, "replica 1", ha="right", va="center")
+        axes.set_xlim(-0.62, 1.4)
+        axes.set_ylim(1.5, -0.36)
+        axes.set_title(
+            "Rows travel in a replica, experts' weights between replicas; both divide by 4"
+        )
+    return figure
+
+
+def _box(axes: Axes, x: float, y: float, text: str) -> None:
+    style = {"boxstyle": "round,pad=0.4", "fc": "white", "ec": "black"}
+    axes.text(x, y, text, ha="center", va="center", fontsize=10, bbox=style, zorder=3)
+
+
+def _arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], number: str, at: float
+) -> None:
+    """From the right edge of a box to the left edge of another, dark and with its number, or pale."""
+    (x0, y0), (x1, y1) = (start[0] + 0.2, start[1]), (end[0] - 0.22, end[1])
+    color, width = (_ROWS, 2.0) if number else ("#cccccc", 1.0)
+    look = {"arrowstyle": "->", "color": color, "lw": width}
+    axes.annotate("", (x1, y1), (x0, y0), arrowprops=look, zorder=2 if number else 1)
+    if number:
+        x, y = x0 + at * (x1 - x0), y0 + at * (y1 - y0)
+        style = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"}
+        axes.text(
+            x, y, number, ha="center", va="center", fontsize=10, color=color, bbox=style, zorder=3
+        )
+
+
+def _both_ways(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str
+) -> None:
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "<->", "color": color, "lw": 2})
+
+
 def draw_load(loads: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
-    """The busiest expert's rows over the mean, by step: a thick line the mean of seeds, a band their range."""
+    """The busiest expert's rows over the mean, by step: thin lines are seeds, a thick one their mean."""
     with course_style():
         figure, axes = empty_figure(height=4.0)
         for (way, runs), (color, line) in zip(loads.items(), _WAYS, strict=True):
             smooth = torch.tensor(runs).unfold(1, 5, 1).mean(-1)
             steps = range(5, 5 + smooth.shape[1])
             axes.plot(steps, smooth.mean(0), line, color=color, lw=2, label=way)
-            axes.fill_between(steps, smooth.amin(0), smooth.amax(0), color=color, alpha=0.15)
+            for run in smooth:
+                axes.plot(steps, run, line, color=color, lw=0.8, alpha=0.5)
         axes.axhline(1, color="black", lw=0.8, ls=":")
         axes.text(1, 1.05, "even", fontsize=9)
         axes.axhline(4, color="black", lw=0.8, ls=":")
@@ -90,7 +172,9 @@ def draw_load(loads: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         axes.set_ylim(0.8, 4.3)
         axes.set_xlabel("step (mean of five)")
         axes.set_ylabel("busiest expert's rows / mean")
-        axes.set_title("Left alone, the busiest of 8 experts takes over 3 times its share (k = 2)")
+        axes.set_title(
+            "The busiest of 8 experts (k = 2): thin lines are seeds, thick ones their mean"
+        )
         figure.legend(loc="outside lower center", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.MEASURED])
     return figure

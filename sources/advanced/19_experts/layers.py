@@ -26,9 +26,9 @@ class Experts(nn.Module):
         self.w_out = nn.Parameter(torch.randn(count, width, hidden) * width**-0.5)
         self.compute = compute
 
-    def forward(self, x: Tensor, router: Tensor, k: int) -> Tensor:
+    def forward(self, x: Tensor, router: Tensor, k: int, **options: Any) -> Tensor:
         """(T, H) -> (T, H)."""
-        return self.compute(x, router, self.w_in, self.w_out, k)
+        return self.compute(x, router, self.w_in, self.w_out, k, **options)
 
 
 class Mixture(nn.Module):
@@ -54,8 +54,26 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., H) -> (..., H)."""
-        y = self.experts(x.flatten(0, -2), self.router, self.k).view_as(x)
+        y = self._routed(x.flatten(0, -2)).view_as(x)
         return y if self.shared is None else y + self.shared(x)
+
+    def _routed(self, rows: Tensor) -> Tensor:
+        return self.experts(rows, self.router, self.k)
+
+
+class Biased(Mixture):
+    """A mixture whose `compute` takes `bias`, added to probabilities for the choice alone: a buffer."""
+
+    bias: Tensor
+
+    def __init__(
+        self, hidden: int, width: int, experts: int, k: int, compute: Compute, shared: int = 0
+    ) -> None:
+        super().__init__(hidden, width, experts, k, compute, shared)
+        self.register_buffer("bias", torch.zeros(experts))
+
+    def _routed(self, rows: Tensor) -> Tensor:
+        return self.experts(rows, self.router, self.k, bias=self.bias)
 
 
 def dense(hidden: int, width: int) -> FeedForward:
@@ -63,14 +81,16 @@ def dense(hidden: int, width: int) -> FeedForward:
     return FeedForward(TransformerConfig(hidden=hidden, heads=1, feedforward=width))
 
 
-def small_model(compute: Compute, k: int = 2, hidden: int = 32) -> Any:
+def small_model(
+    compute: Compute, k: int = 2, hidden: int = 32, kind: type[Mixture] = Mixture
+) -> Any:
     """Two blocks in fp64, each with 8 experts and a shared one; the same on every rank."""
     torch.manual_seed(0)
     shape = TransformerConfig(vocabulary=64, hidden=hidden, layers=2, heads=4, feedforward=96)
     model: Any = Transformer(shape)
     model.init_weights(std=0.1)
     for block in model.blocks:
-        block.feedforward = Mixture(hidden, 48, 8, k, compute, shared=16)
+        block.feedforward = kind(hidden, 48, 8, k, compute, shared=16)
     return model.double()
 
 

@@ -20,23 +20,29 @@ EXPERTS, HIDDEN, WIDTH, TOKENS = 8, 16, 12, 24
 
 
 def block_1(text: str) -> None:
-    """transformers: the loss of one process, half of the parameters, and a load for each layer."""
+    """transformers: one process's loss and norm, a quarter of the parameters, a load, and what reloads equal."""
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(_save_small_mixture, 1, folder)
         wanted = run_ranks(_alone, 1, folder)[0]
-        found = run_ranks(_by_transformers, 2, text, folder)
-        loss = sum(report.loss for report in found) / 2
-        assert abs(loss / wanted.loss - 1) < 1e-4, f"two ranks compute {loss}, one {wanted.loss}"
-        for report in found:
-            assert report.held < 0.51 * wanted.held, f"a rank holds {report.held:,} parameters"
-            assert 1 <= report.load <= EXPERTS, "a load is the busiest expert's rows over the mean"
+        for ep_size in (2, 4):
+            found = run_ranks(_by_transformers, 4, text, folder, ep_size, timeout_seconds=300.0)
+            loss = sum(report.loss for report in found) / 4
+            assert abs(loss / wanted.loss - 1) < 2e-3, f"four ranks: {loss}, one: {wanted.loss}"
+            for report in found:
+                assert abs(report.norm / wanted.norm - 1) < 0.05, "the norm is not of all gradients"
+                assert report.held < 0.26 * wanted.held, f"a rank holds {report.held:,} parameters"
+                assert 1 <= report.load <= EXPERTS, (
+                    "a load is the busiest expert's rows over the mean"
+                )
+                assert report.reloads, "the saved model or optimizer is another"
 
 
 def block_2(text: str) -> None:
-    """FSDP over replicas: gradients of one process, each number of the experts on one of four ranks."""
-    for report in run_ranks(_by_fsdp, 4, text):
-        assert report.gap < 1e-9, f"gradients are {report.gap:.0e} from those of one process"
-        assert report.held * 4 == report.whole, "an expert's number lies on more than one rank"
+    """FSDP over replicas, two or one: gradients of one process, each number of the experts on one of four ranks."""
+    for expert_ranks in (2, 4):
+        for report in run_ranks(_by_fsdp, 4, text, expert_ranks):
+            assert report.gap < 1e-9, f"gradients are {report.gap:.0e} from those of one process"
+            assert report.held * 4 == report.whole, "an expert's number lies on more than one rank"
 
 
 def _save_small_mixture(folder: str) -> None:
@@ -66,19 +72,57 @@ def _batch(rank: int) -> Tensor:
 def _alone(folder: str) -> SimpleNamespace:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    losses = [
-        model(input_ids=b, labels=b, output_router_logits=True).loss for b in map(_batch, range(2))
-    ]
-    return SimpleNamespace(loss=torch.stack(losses).mean().item(), held=model.num_parameters())
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def loss() -> Tensor:
+        batches = map(_batch, range(4))
+        return torch.stack(
+            [model(input_ids=b, labels=b, output_router_logits=True).loss for b in batches]
+        ).mean()
+
+    before = loss()
+    before.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+    with torch.no_grad():
+        model.config.router_aux_loss_coef = 1.0
+        assert loss() == before, "the page says that a change of the configuration does nothing"
+        model.router_aux_loss_coef = 1.0
+        assert loss() > before + 0.5, "the page says that the model's own coefficient counts"
+    return SimpleNamespace(loss=before.item(), norm=norm, held=model.num_parameters())
 
 
-def _by_transformers(text: str, folder: str) -> SimpleNamespace:
-    made = run_block(
-        text, name=folder, world_size=2, ep_size=2, batch=_batch(dist.get_rank()), torch=torch
+def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed.checkpoint import load_optimizer_distributed
+
+    folder = f"{name}/trained_{ep_size}"
+    batches = [_batch(dist.get_rank())]
+    made = run_block(text, name=name, world_size=4, ep_size=ep_size, batches=batches, folder=folder)
+    model, optimizer = made["model"], made["optimizer"]
+    again: Any = AutoModelForCausalLM.from_pretrained(
+        folder, distributed_config=made["layout"], dtype=torch.float32
     )
-    load = (made["load"].max() / made["load"].mean()).item()
-    return SimpleNamespace(loss=made["out"].loss.item(), held=made["held"], load=load)
+    loaded = torch.optim.AdamW(again.parameters(), lr=1e-5)
+    load_optimizer_distributed(again, loaded, f"{folder}/optimizer")
+    pairs = list(zip(model.parameters(), again.parameters(), strict=True))
+    reloads = all(
+        torch.equal(_local(mine), _local(other))
+        and torch.equal(
+            _local(optimizer.state[mine]["exp_avg"]), _local(loaded.state[other]["exp_avg"])
+        )
+        for mine, other in pairs
+    )
+    return SimpleNamespace(
+        loss=made["out"].loss.item(),
+        norm=made["norm"].item(),
+        held=sum(_local(p).numel() for p in model.parameters()),
+        load=(made["load"].amax(1) / made["load"].mean(1)).max().item(),
+        reloads=reloads,
+    )
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local()
 
 
 class _Layer(nn.Module):
@@ -142,7 +186,7 @@ def _send(rows: Tensor, sizes: list[int], group: Any) -> Tensor:
     return _Exchange.apply(rows, group)  # pyright: ignore[reportReturnType]
 
 
-def _by_fsdp(text: str) -> SimpleNamespace:
+def _by_fsdp(text: str, expert_ranks: int) -> SimpleNamespace:
     torch.manual_seed(0)
     model: Any = nn.Module()
     model.layers = nn.ModuleList([_Layer(), _Layer()])
@@ -150,9 +194,9 @@ def _by_fsdp(text: str) -> SimpleNamespace:
     layers: list[Any] = list(model.layers)
     right_layers: list[Any] = list(alone.layers)
     for layer in layers:
-        layer.experts.keep(rank % 2, 2)
+        layer.experts.keep(rank % expert_ranks, expert_ranks)
     made = run_block(
-        text, model=model, device=torch.device("cpu"), world_size=4, expert_ranks=2, torch=torch
+        text, model=model, device=torch.device("cpu"), world_size=4, expert_ranks=expert_ranks
     )
     for layer in layers:
         layer.experts.group = made["mesh"].get_group("experts")
@@ -164,7 +208,7 @@ def _by_fsdp(text: str) -> SimpleNamespace:
     gaps = []
     for mine, whole in zip(layers, right_layers, strict=True):
         for name in ("w_in", "w_out"):
-            right = getattr(whole.experts, name).grad.chunk(2)[rank % 2]
+            right = getattr(whole.experts, name).grad.chunk(expert_ranks)[rank % expert_ranks]
             found = getattr(mine.experts, name).grad.full_tensor()
             gaps.append(((found - right).norm() / right.norm()).item())
         found = mine.router.weight.grad.full_tensor()

@@ -23,6 +23,8 @@ def train(
     after_backward: Callable[[Any], None] = lambda model: None,
     make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     steps: int = 10,
+    added_loss: Callable[[Any], Any] = lambda layer: 0.0,
+    after_step: Callable[[Any], None] = lambda layer: None,
 ) -> list[float]:
     """Losses over all ranks' tokens, a batch of eight sequences divided over them.
 
@@ -30,16 +32,22 @@ def train(
         model: of this rank.
         after_backward: what it does to gradients before the step.
         make: the optimizer's class.
+        steps: how many.
+        added_loss: of each mixture, beside the loss of the next token, which alone is returned.
+        after_step: what is done to each mixture after a step.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     optimizer, losses = make(model.parameters(), lr=0.01), []
+    layers = [block.feedforward for block in model.blocks]
     for step in range(steps):
         tokens = counting(step).chunk(ranks)[rank]
         optimizer.zero_grad()
         loss = next_token_loss(model, tokens)
-        loss.backward()
+        (loss + sum(added_loss(layer) for layer in layers)).backward()
         after_backward(model)
         optimizer.step()
+        for layer in layers:
+            after_step(layer)
         losses.append(loss.detach() / ranks)
     total = torch.stack(losses)
     dist.all_reduce(total)
@@ -98,8 +106,21 @@ def train_on_text(
     return model, loads
 
 
-def held_out(model: Any, capacity: float | None = None) -> float:
-    """Loss on text that the model has not seen, each expert with room for `capacity` times the mean."""
-    model.blocks[0].feedforward.capacity = capacity
+def first_come(choice: Tensor, experts: int, room: float) -> Tensor:
+    """Which rows of `choice` (T, k) find room at their expert, earlier tokens first: bool, (T, k)."""
+    order = choice.flatten().argsort(stable=True)
+    queues = choice.flatten().bincount(minlength=experts).tolist()
+    kept = torch.empty(len(order), dtype=torch.bool)
+    kept[order] = torch.cat([torch.arange(rows) for rows in queues]) < room
+    return kept.view_as(choice)
+
+
+def held_out(model: Any, compute: Callable[..., Tensor] | None = None) -> float:
+    """Loss on text that the model has not seen, its experts computed by `compute` where one is given."""
+    experts = model.blocks[0].feedforward.experts
+    own = experts.compute
+    experts.compute = compute or own
     with torch.no_grad():
-        return next_token_loss(model, _text()[-_HELD_OUT:].view(-1, 65)).item()
+        loss = next_token_loss(model, _text()[-_HELD_OUT:].view(-1, 65)).item()
+    experts.compute = own
+    return loss

@@ -48,7 +48,7 @@ from collections import Counter
 
 from utils import Lora, Plan, cost, estimate, model_shape, search
 from utils.lessons.lesson_99.sitting import Sitting
-from utils.planner import Space, axis_bytes
+from utils.planner import SearchSpace, axis_bytes
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
 
 sitting = Sitting(learner="", seed=1)
@@ -467,7 +467,7 @@ case = sitting.open("half_the_cards")
 # %%
 # BEGIN SOLUTION
 def half_the_cards(case):
-    best = search(case.model, case.cluster, case.batch, space=Space(offload=("none", "optimizer"))).fastest
+    best = search(case.model, case.cluster, case.batch, space=SearchSpace(offload=("none", "optimizer"))).fastest
     zero_3 = Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")
     times = [estimate(case.model, case.on_ethernet, plan, case.batch).step_seconds
              / estimate(case.model, case.cluster, plan, case.batch).step_seconds for plan in (best.plan, zero_3)]

@@ -40,7 +40,7 @@ from utils import score, scoreboard, search, show
 from utils.catalog import device, link, price
 from utils.labs.faulty_runs import spoiled_run
 from utils.labs.slow_jobs import SlowJob, lesson_job
-from utils.planner import Space, axis_bytes, plan_name
+from utils.planner import SearchSpace, axis_bytes, plan_name
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import goodput
 from utils.planner.step_time.kernels import ceiling_flops_per_second, flash_flops_per_second
@@ -267,7 +267,7 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).rou
 four = Cluster(gpu="A100-80GB", nodes=4)
 slow = replace(four, network_bytes_per_second=link("Ethernet 10G").link_bytes_per_second)
 b512 = Batch(sequences=512, sequence_length=2048)
-best = search("gpt-3-175b", four, b512, space=Space(offload=("none", "optimizer"))).best
+best = search("gpt-3-175b", four, b512, space=SearchSpace(offload=("none", "optimizer"))).best
 zero_3 = Plan(dp=32, zero_stage=3, micro_batch=4, recompute="full", offload="optimizer", framework="fsdp")  # 8 do not fit
 print(f"18 x 175B / 32 = {18 * P_175 / 32 / GB:.0f} GB a card; on the host {best.host_bytes / GB:,.0f} of a node's {four.host_bytes_per_node / GB:,.0f} GB")
 for name, plan in ((f"Megatron-LM, {plan_name(best)}", best.plan), ("ZeRO-3 by FSDP2", zero_3),

@@ -46,7 +46,7 @@ from torch.func import functional_call
 
 from evidence.record import recorded
 from evidence.validation.tables import source, table
-from utils import Evidence, OverBudgetError, check, cifar10, compare, draw_peaks, format_bytes, low_precision
+from utils import Evidence, OverBudgetError, check, cifar10, compare, draw_peaks, format_bytes, choose_autocast_dtype
 from utils import measure, resnet, score, scoreboard, show, simulate, tf32
 from utils.lessons.lesson_02.figures import with_notes, with_recorded
 from utils.lessons.lesson_02.script import MAIN, TOP
@@ -108,7 +108,7 @@ def at_one_image(dtype):
 
 
 # %%
-low, reason = low_precision(device)
+low, reason = choose_autocast_dtype(device)
 real = [at_one_image(dtype) for dtype in (None, low)]
 print(f"your bet for one image: {my_bet_ratio}")
 print(f"{Evidence.MEASURED} here: {format_bytes(real[0].peak_bytes)} in fp32, {real[1].peak_bytes / real[0].peak_bytes:.3f} times that in {low}")

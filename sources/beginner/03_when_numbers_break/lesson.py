@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils import FlightRecorder, check, explore, show
+from utils import NumericsRecorder, check, explore, show
 from utils.lessons.lesson_03.cuda_list import CudaList
 from utils.lessons.lesson_03.flight import draw_flight, draw_twins, draw_zeros
 from utils.lessons.lesson_03.format_figures import draw_bits, draw_formats
@@ -159,7 +159,7 @@ def train(dtype, scaled=False, *, init_scale=2.0**16, interval=20, lr=0.1, clip=
     model = model or network(Norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr / loss_weight, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval, enabled=scaled)
-    with FlightRecorder(model, optimizer, scaler) as recorder:
+    with NumericsRecorder(model, optimizer, scaler) as recorder:
         for x, y in zip(batches, labels, strict=True):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=dtype, enabled=dtype != FP32), mode():

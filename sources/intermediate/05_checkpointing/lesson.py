@@ -515,7 +515,7 @@ show(figure, alt="Peaks of seven ways, stacked by category, beside a line at wha
 # **Read it.** Each name has the moment that decides; the line is the card. Five ways fit, and two recompute no product: *selective*, and the
 # plain step in two micro-batches. *The last block alone* gives 0.8 GiB back: it runs again when logits and their gradients
 # are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. With the
-# default AdamW the optimizer step decides, and no choice of blocks helps. Then states are to shrink (lessons
+# default AdamW the optimizer step decides, and no choice of blocks helps. Then shrink states (lessons
 # 06 to 09).
 #
 # A simulation has no time, but its arithmetic can be counted:
@@ -537,7 +537,7 @@ for name, adapters in {"all weights trained": False, "adapters in every block": 
 
 # %% [markdown]
 # **Read it.** Frozen weights need no gradients: their backward is one part, not two, and a forward again costs more
-# of the step. How well do simulated bytes and counts tell what a GPU does? It ran these steps:
+# of the step. Does a GPU agree? It ran these steps:
 
 # %%
 record, by_name = recorded("gpt1b_recompute")[0], {run.name: run for run in large_runs}
@@ -553,7 +553,8 @@ for of in [("none", 4), ("none", 2), ("selective", 4), ("every block", 4), ("non
 # **Read it.** Steps of four took what was simulated for an A100, to half a percent. Counts tell less: selective repeats no
 # product, and costs nearly as much as all blocks. It repeats the small kernels, and PyTorch asks Python about each
 # operation; with one sequence that decides. Smaller steps cost least (as micro-batches they keep one copy of the gradients,
-# 4.9 GiB, as above). So try **smaller micro-batches**, then selective, all blocks, chunks.
+# 4.9 GiB). So try **smaller micro-batches**, then selective, all blocks, chunks. For your own model
+# [this page](../00a_your_model.ipynb) finds the cheapest set that fits.
 
 # %% [markdown]
 # ## Recap

@@ -45,7 +45,7 @@ import torch
 from torch import nn
 
 from evidence.recorded import recorded_fine_tunes
-from utils import GB, Evidence, compare, computes, draw_breakdown, format_bytes, llama_config, load_base, measure, model_shape
+from utils import GB, Evidence, compare, has_native_dtype, draw_breakdown, format_bytes, llama_config, load_base, measure, model_shape
 from utils import predicted, prepare_ranks, run_ranks, score, scoreboard, scratch_folder, show, text_batches, text_tokens
 from utils.data import docstring_pairs
 from utils.models.finetune import finetune_step
@@ -374,7 +374,7 @@ def merge(base, adapter, output):
 # `Trainer` runs in a process of its own, as it will at work:
 
 # %% jupyter={"source_hidden": true}
-TRAINED_IN = torch.bfloat16 if computes("cpu", torch.bfloat16) else torch.float32  # emulated, it is many times slower
+TRAINED_IN = torch.bfloat16 if has_native_dtype("cpu", torch.bfloat16) else torch.float32  # emulated, it is many times slower
 
 
 def on_rank():
@@ -460,9 +460,9 @@ figure = draw_budget_map({name: list(runs.values()) for name, runs in found.item
 show(figure, alt="Peak over tokens: a line each for " + ", ".join(found) + ", and where it meets 24 GB.")
 
 # %% [markdown]
-# **Read it.** Points are simulated. The lines are straight: with flash attention, which keeps no matrix of scores, all that
-# a step adds is proportional to its tokens. Four bits lower a line; checkpointing makes it flat. In numbers, at the
-# script's four texts, with the seconds that lesson 15's planner predicts:
+# **Read it.** Points are simulated. The lines are straight: with flash attention, which keeps no scores, all that
+# a step adds is proportional to its tokens. Four bits lower a line; checkpointing makes it flat. (The same map of
+# your own model: [this page](../00a_your_model.ipynb).) At the script's four texts, with seconds by lesson 15's planner:
 
 # %%
 for name, way in ways.items():
@@ -481,7 +481,7 @@ if four_bits:
 # **Read it.** At the script's size checkpointing brings the step onto the card; four bits alone do not.
 # Up to some 3,300 of them four bits without checkpointing fit, and nothing is recomputed. Up to some
 # 15,000 checkpointed bf16 weights fit, and nothing is rounded. Beyond that you need both. By the planner checkpointing
-# makes this step 40% longer, and four bits hardly; their price is the rounding.
+# makes this step 40% longer, and four bits hardly; they round.
 #
 # The line is 24 GB of *tensors*. With your card compare what PyTorch *reserves*, and about 0.5 GB of CUDA context (the
 # course's assumption). "QLoRA 7B takes 3.5 GB" is folklore: its weights alone take more, and the bet's step peaks at more

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from utils import Transformer, TransformerConfig, text_batches, text_tokens
 from utils.models.finetune import TARGETS
 from utils.techniques.deepspeed import load_deepspeed
-from utils.techniques.fsdp import shard
+from utils.techniques.fsdp import shard_blocks
 from utils.techniques.zero import resident, zero_config, zero_engine
 
 from .cpu_ranks import fsdp_on_cpu
@@ -73,7 +73,7 @@ def adapters_by_deepspeed(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, He
 def by_fsdp() -> list[float]:
     """Losses of FSDP2 with `CPUOffloadPolicy`, in fp32."""
     torch.manual_seed(0)
-    model = shard(Transformer(SMALL), precision="fp32", offload=True)
+    model = shard_blocks(Transformer(SMALL), precision="fp32", offload=True)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for batch in batches():
         optimizer.zero_grad()

@@ -66,7 +66,7 @@ from utils.memory import host_memory
 from utils.models.finetune import finetune_step
 from utils.models.pretrained import enable_checkpointing
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
-from utils.planner.step_time.collectives import in_training
+from utils.planner.step_time.collectives import bandwidth_in_training
 from utils.planner.offload import SCHEMES
 from utils.planner.step_time.step_end import HOST_ADAM_SECONDS
 from utils.techniques import op_problem
@@ -412,7 +412,7 @@ def step_seconds(plan, card):
     micro_batches = batch.sequences // plan.micro_batch
     crossing = P * (2 * micro_batches + 2 * (micro_batches - 1) + 4 + 2)  # sums down and up; gradients down, weights up
     compute = told.step_seconds - told.time.optimizer
-    return told, compute + crossing / in_training(card.pcie) + HOST_ADAM_SECONDS * P, crossing
+    return told, compute + crossing / bandwidth_in_training(card.pcie) + HOST_ADAM_SECONDS * P, crossing
 
 
 sheet = {name: {} for name in ways}
@@ -422,7 +422,7 @@ for factor, words in ((0.5, "half:"), (1, "as is:"), (2, "twice:")):
     for name, plan in ways.items():
         told, seconds, crossing = step_seconds(plan, card)
         sheet[name] |= {"host, GB": 20 * P / GB if crossing else told.host_bytes / GB, "crossing, GB": crossing / GB}
-        sheet[name][f"step, s ({words} {in_training(card.pcie) / GB:.1f} GB/s)"] = seconds
+        sheet[name][f"step, s ({words} {bandwidth_in_training(card.pcie) / GB:.1f} GB/s)"] = seconds
 
 # %%
 display(pd.DataFrame(sheet).T.style.format(precision=1).set_caption("Llama-2-7B, an RTX 4090, 16 texts a step, predicted"))

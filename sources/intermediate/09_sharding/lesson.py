@@ -49,10 +49,10 @@ from torch.nn.parallel import DistributedDataParallel
 from utils import GB, Batch, Cluster, Transformer, TransformerConfig, check
 from utils import estimate, export, run_ranks, show, simulate, traffic
 from utils.catalog import ModelShape
-from utils.memory import held, phase
+from utils.memory import reachable_storages, phase
 from utils.planner import framework
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
-from utils.techniques.fsdp import shard
+from utils.techniques.fsdp import shard_blocks
 from utils.techniques.zero import note_states, zero_config, zero_engine
 from evidence.validation import foundry
 from utils.lessons.lesson_09.over_phases import PHASES, draw_gradients, draw_overlap
@@ -171,7 +171,7 @@ def by_hand(sharded, planted=1):
             p.grad *= planted  # 4: a sum over the ranks in place of a mean
         optimizer.step()
         losses.append(loss.item())
-    kept_bytes = sum(row.bytes for row in held(optimizer=optimizer, model=tower))
+    kept_bytes = sum(row.bytes for row in reachable_storages(optimizer=optimizer, model=tower))
     return losses, kept_bytes, [(row.collective, row.calls) for row in sent.rows]
 
 
@@ -192,7 +192,7 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 # ## 3. The same model, five ways
 #
 # DDP keeps fp32 parameters and gradients (4 + 4 + 8 bytes, the same 16) and computes under autocast. FSDP2 keeps fp32 shards, which are parameter and master in
-# one, gathers each block in bf16 before it runs, and frees it after. `shard` is `fully_shard` on each block and on the
+# one, gathers each block in bf16 before it runs, and frees it after. `shard_blocks` is `fully_shard` on each block and on the
 # whole, with gradients reduced in fp32.
 
 # %%
@@ -202,7 +202,7 @@ def ddp(name, size, **settings):
 
 
 def fsdp(name, size, **settings):
-    model = shard(fresh_model(size, PLACE), precision="bf16", **settings)
+    model = shard_blocks(fresh_model(size, PLACE), precision="bf16", **settings)
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 
@@ -549,15 +549,15 @@ print("FSDP2, gradients held:", ", ".join(f"{(1 + 24 * block / P_large) * g + 2:
 
 # %% [markdown]
 # **The answer.** States are 0.33 of FSDP2's 12.9 GB (10.9 simulated): activations decide. So let what sharding frees buy a larger
-# micro-batch: on the whole card FSDP2 takes four sequences for DDP's two, and is predicted at 18,375 tokens/s for 17,978;
+# micro-batch: on the whole card FSDP2 takes four sequences for DDP's two: 18,375 tokens/s for 17,978 (predicted);
 # within half a card at 16,624. HSDP takes 2.3 GB more, sends 9.2 GB between nodes for 40.7, and reaches 17,141. ZeRO-1 to
 # owners is fastest there, 18,842, if its collectives use all ports.
 #
 # The planner stands 8% above the published run (of pure bf16; half of that table set its constants), so the order at 200 GB/s
-# is not established: measure HSDP and ZeRO-1.
+# is open: measure HSDP and ZeRO-1.
 #
 # At 1.25 GB/s **what a node sends decides**: 10.4 GB make 809 tokens/s, 5.2 make 1,569, 4.6 make 1,755. Reducing in bf16
-# halves the gradients' share in any scheme; a sum over 64 ranks then rounds.
+# halves the gradients' share; a sum over 64 ranks then rounds.
 #
 # ### The job
 #
@@ -582,7 +582,8 @@ print("def train" + job.python.partition("def train")[2].partition("\n\n\n")[0])
 # | FSDP2 | parameters too, in PyTorch or a Trainer; saves for other numbers of ranks ([lesson 16](../advanced/16_runs_that_survive.ipynb)) | gathers in every micro-batch; the root whole |
 # | HSDP | FSDP2 on several nodes, where a node's share fits | $16P$ over a node's ranks only |
 #
-# FSDP began in **FairScale** ([its post of 2021](https://engineering.fb.com/2021/07/15/open-source/fsdp/)).
+# Your own model over some cards: [this page](../00a_your_model.ipynb) simulates it. FSDP began in
+# [FairScale](https://engineering.fb.com/2021/07/15/open-source/fsdp/).
 #
 # **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), and its
 # [solution](../../solutions/intermediate/09_sharding.ipynb).

@@ -85,7 +85,7 @@ def scheme_row(shape: ModelShape, batch: Batch, scheme: Scheme) -> dict[str, str
     """A scheme's states; and by the network's rate its plan, what a node sends, and tokens/s/GPU."""
     found = {rate: fastest(shape, batch, scheme, rate) for rate in RATES_GB}
     first = found[RATES_GB[0]]
-    reduces = "bf16" if first.plan.rules.reduce_bytes == BF16_BYTES else "fp32"
+    reduces = "bf16" if first.plan.conventions.reduce_bytes == BF16_BYTES else "fp32"
     row: dict[str, str | float] = {"reduces in": reduces, "states, GB": first.peak.state_bytes / GB}
     for rate, each in found.items():
         again = ", recomputed" if each.plan.recompute == "full" else ""

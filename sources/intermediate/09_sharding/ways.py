@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.memory import held, measure
+from utils.memory import measure, reachable_storages
 from utils.memory.measurement import Measurement
 from utils.models import Transformer, TransformerConfig
 from utils.techniques.zero import note_states, resident
@@ -103,7 +103,7 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     is_zero = hasattr(way.model, "backward")
 
     def states() -> Sizes:
-        whole = held(model=way.model, optimizer=way.optimizer)
+        whole = reachable_storages(model=way.model, optimizer=way.optimizer)
         return by_kind(resident(way.model) if is_zero else whole)
 
     def step() -> None:

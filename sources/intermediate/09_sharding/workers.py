@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.memory.holdings import held
+from utils.memory.holdings import reachable_storages
 from utils.traffic.counter import Sent, traffic
 
 ROWS, STEPS, RATE, MOMENTUM = 16, 3, 0.1, 0.9
@@ -91,7 +91,7 @@ def _alive() -> list[Tensor]:
 
 
 def _bytes(**roots: Any) -> int:
-    return sum(row.bytes for row in held(**roots))
+    return sum(row.bytes for row in reachable_storages(**roots))
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:

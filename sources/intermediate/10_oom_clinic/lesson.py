@@ -42,7 +42,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from utils import MIB, Evidence, check, draw_over_time, draw_timeline, format_bytes, recorded_table, score, show
-from utils.clinic import LOSS_TOLERANCE, PATIENTS, admit, examine, sick
+from utils.clinic import LOSS_TOLERANCE, PATIENTS, admit, examine, examine_over_budget
 from utils.lessons.lesson_10 import cures as general_cures
 from utils.lessons.lesson_10.death import death_of, named_segments
 from utils.lessons.lesson_10.host import run_loader
@@ -66,7 +66,7 @@ files = here.root / "build" / "clinic"  # git ignores this folder
 
 # %%
 patients = {name: admit(name) for name in PATIENTS}
-before = {name: sick(patient) for name, patient in patients.items()}
+before = {name: examine_over_budget(patient) for name, patient in patients.items()}
 kinds = [Evidence.MEASURED, Evidence.SIMULATED]
 labels = {name: f"{name}, reserved (simulated)" if patients[name].fragments else name for name in patients}
 rows = {labels[name]: PatientBytes(found.bytes, patients[name].limit_bytes) for name, found in before.items()}

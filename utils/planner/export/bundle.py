@@ -18,7 +18,7 @@ from utils.planner.export.megatron import connections, megatron_arguments, megat
 from utils.planner.export.modules import modules
 from utils.planner.export.script import script_notes, training_script
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 
 MEGATRON_SCRIPT = "pretrain_gpt.py"
 
@@ -149,7 +149,7 @@ def export(
         ValueError: plan, model, batch and cluster do not go together; the sentence has the rule,
             the numbers and the nearest valid choice.
     """
-    setup = ClusterSetup(model, plan, batch, cluster)
+    setup = ClusterPlanContext(model, plan, batch, cluster)
     setup.check()
     arguments, python = megatron_arguments(setup), training_script(setup)
     script, command = "train.py", torchrun(cluster, "train.py")

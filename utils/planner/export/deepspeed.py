@@ -11,7 +11,7 @@ from typing import Any
 from utils.catalog import ModelShape
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 
 # Learning rates of GPT-3's sizes, by millions of parameters (Brown et al. 2020, arXiv:2005.14165,
 # Table 2.1): the larger the model, the smaller the steps.
@@ -26,7 +26,7 @@ def learning_rate(model: ModelShape) -> float:
     return LEARNING_RATES[min(LEARNING_RATES, key=lambda size: abs(math.log(size / millions)))]
 
 
-def deepspeed_config(setup: ClusterSetup) -> dict[str, Any] | None:
+def deepspeed_config(setup: ClusterPlanContext) -> dict[str, Any] | None:
     """The configuration as a dictionary that `json.dump` writes; None where DeepSpeed runs no such plan.
 
     train_batch_size = micro batch * accumulation * dp, where dp counts replicas of the data: ranks
@@ -71,7 +71,7 @@ def refused(plan: Plan) -> bool:
 
 def _stage(plan: Plan) -> int:
     """DeepSpeed offloads, and keeps optimizer state in 16 bits, with ZeRO alone."""
-    needs_zero = plan.offload != "none" or plan.rules.name == "bf16"
+    needs_zero = plan.offload != "none" or plan.conventions.name == "bf16"
     return max(plan.zero_stage, int(needs_zero))
 
 

@@ -15,12 +15,12 @@ from utils.planner.export.precision import OWN, convention_notes, precision
 from utils.planner.fp8 import kept_in_fp8
 from utils.planner.goodput import goodput
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 
 Arguments = dict[str, object]  # True: a flag without a value; None and False: left out
 
 
-def megatron_arguments(setup: ClusterSetup) -> tuple[str, ...] | None:
+def megatron_arguments(setup: ClusterPlanContext) -> tuple[str, ...] | None:
     """One token each; None for adapters, which Megatron-LM does not train."""
     model, plan = setup.model, setup.plan
     if plan.lora is not None:
@@ -43,7 +43,7 @@ def _tokens(name: str, value: object) -> list[str]:
     return [f"--{name}"] if value is True else [f"--{name}", str(value)]
 
 
-def _model(setup: ClusterSetup) -> Arguments:
+def _model(setup: ClusterPlanContext) -> Arguments:
     model, length = setup.model, setup.batch.sequence_length
     llama, grouped = model.family == "llama", model.key_value_heads != model.heads
     positions = {"learned": "learned_absolute", "rotary": "rope", "alibi": "none"}
@@ -67,11 +67,11 @@ def _model(setup: ClusterSetup) -> Arguments:
         "untie-embeddings-and-output-weights": not model.tied,
         "tokenizer-type": "NullTokenizer",
         "vocab-size": model.vocabulary,
-        "make-vocab-size-divisible-by": setup.rules.vocabulary_multiple,
+        "make-vocab-size-divisible-by": setup.conventions.vocabulary_multiple,
     }
 
 
-def _layout(setup: ClusterSetup) -> Arguments:
+def _layout(setup: ClusterPlanContext) -> Arguments:
     plan = setup.plan
     return {
         "tensor-model-parallel-size": plan.tp,
@@ -109,7 +109,7 @@ def _interleaved(plan: Plan) -> bool:
     return plan.virtual_stages > 1
 
 
-def _stage_layout(setup: ClusterSetup) -> str | None:
+def _stage_layout(setup: ClusterPlanContext) -> str | None:
     """Embedding E, layers t and loss L by stage, "Et*3|t*4L"; None where all stages are alike."""
     places = setup.stages
     if len(places) == 1 or _interleaved(setup.plan):
@@ -134,10 +134,10 @@ def _data_parallel(plan: Plan) -> Arguments:
         "ckpt-format": "fsdp_dtensor" if shards else None,
         "no-gradient-accumulation-fusion": shards,
         "num-distributed-optimizer-instances": groups if groups > 1 else None,
-        "grad-reduce-in-bf16": plan.rules.name in OWN["megatron"] and plan.rules.reduce_bytes == 2,
-        "overlap-grad-reduce": replicas and plan.rules.overlap_gradients,
+        "grad-reduce-in-bf16": plan.conventions.name in OWN["megatron"] and plan.conventions.reduce_bytes == 2,
+        "overlap-grad-reduce": replicas and plan.conventions.overlap_gradients,
         "overlap-param-gather": replicas and plan.zero_stage >= 1
-        and plan.rules.overlap_gradients and plan.rules.overlap_parameters,
+        and plan.conventions.overlap_gradients and plan.conventions.overlap_parameters,
     }  # fmt: skip
 
 
@@ -162,13 +162,13 @@ def _memory(plan: Plan) -> Arguments:
     }
 
 
-def save_interval(setup: ClusterSetup) -> int:
+def save_interval(setup: ClusterPlanContext) -> int:
     """Steps between two checkpoints: Daly's interval at the high rate of failures."""
     seconds = goodput(setup.cluster).checkpoint_interval_seconds[0]
     return max(1, round(seconds / estimated(setup).step_seconds))
 
 
-def _training(setup: ClusterSetup) -> Arguments:
+def _training(setup: ClusterPlanContext) -> Arguments:
     kind, rate = precision(setup.plan, setup.cluster), learning_rate(setup.model)
     return {
         "micro-batch-size": setup.plan.micro_batch,
@@ -187,7 +187,7 @@ def _training(setup: ClusterSetup) -> Arguments:
     }
 
 
-def megatron_notes(setup: ClusterSetup) -> list[str]:
+def megatron_notes(setup: ClusterPlanContext) -> list[str]:
     """What these arguments cannot say, or say otherwise than the plan."""
     model, plan = setup.model, setup.plan
     if plan.lora is not None:

@@ -24,7 +24,7 @@ def precision(plan: Plan, cluster: Cluster) -> str:
     Mixed is a 16-bit model with float32 master parameters. It is fp16 where the framework says so
     or the device has no bfloat16 of its own.
     """
-    rules = plan.rules
+    rules = plan.conventions
     if rules.gathered_bytes == 4:
         return "fp32"
     if rules.parameter_bytes == 2 and rules.master_bytes == 0:
@@ -34,9 +34,9 @@ def precision(plan: Plan, cluster: Cluster) -> str:
 
 def convention_notes(target: str, plan: Plan) -> list[str]:
     """Says so where the plan was estimated by another framework's conventions."""
-    if plan.rules.name in OWN[target]:
+    if plan.conventions.name in OWN[target]:
         return []
     return [
-        f"The plan counts bytes and seconds as {plan.rules.name!r} does; {TITLES[target]} keeps its "
+        f"The plan counts bytes and seconds as {plan.conventions.name!r} does; {TITLES[target]} keeps its "
         f"own precision and buffers. For its own figures estimate with framework={OWN[target][0]!r}."
     ]

@@ -17,7 +17,7 @@ from utils.planner.cluster import Cluster
 from utils.planner.export.deepspeed import CLIP, learning_rate
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.plan_context import ClusterPlanContext, PlanContext
 from utils.planner.stages import stages
 
 LINE = 100  # characters
@@ -51,7 +51,7 @@ if __name__ == "__main__":
 '''
 
 
-def obstacle(setup: Setup) -> str | None:
+def obstacle(setup: PlanContext) -> str | None:
     """Why the course's `Transformer` cannot run this plan; None where it can."""
     model, plan, length = setup.model, setup.plan, setup.batch.sequence_length
     reasons = [
@@ -97,7 +97,7 @@ def chunk_blocks(model: ModelShape, plan: Plan) -> list[int]:
     return [model.layers // chunks] * chunks
 
 
-def training_script(setup: ClusterSetup) -> str | None:
+def training_script(setup: ClusterPlanContext) -> str | None:
     """The text of train.py; None where there is an `obstacle`."""
     if obstacle(setup):
         return None
@@ -126,7 +126,7 @@ def _imports(text: str) -> str:
     return "\n".join(["", *models, line])
 
 
-def _constants(setup: Setup) -> str:
+def _constants(setup: PlanContext) -> str:
     model, plan, batch = setup.model, setup.plan, setup.batch
     sizes = {
         "vocabulary": setup.vocabulary, "hidden": model.hidden,
@@ -178,14 +178,14 @@ def _body(cluster: Cluster, plan: Plan) -> list[str]:
     half = ".to(torch.bfloat16)" if kind == "bf16" else ""
     return [
         *_mesh(plan),
-        "positions = own_positions(DIMS, torch.distributed.get_rank(), LENGTH).to(device)",
+        "positions = local_positions(DIMS, torch.distributed.get_rank(), LENGTH).to(device)",
         *_parts(plan, f"Transformer(CONFIG){half}"),
         "for part in parts:",
         *(f"    {line}" for line in _on_parts(cluster, plan)),
         f"materialise(parts, mesh, {_home(plan)}, weights)",
         *_passes(plan, "float32" if kind == "fp32" else "bfloat16"),
         "saves = Saves(folder, parts, adamw(parts, LEARNING_RATE), every)",
-        "batches = own_batches(batch, steps, DIMS, positions, saves.first)",
+        "batches = local_batches(batch, steps, DIMS, positions, saves.first)",
         "losses = train_steps(batches, passes, saves.optimizer, mesh, limit=CLIP)",
         "return report(saves.kept(losses), saves.first)",
     ]
@@ -207,7 +207,7 @@ def _parts(plan: Plan, model: str) -> list[str]:
     return [
         'held = chunks_of(SCHEDULE, mesh.get_local_rank("pp"), DIMS.pp, len(BLOCKS))',
         'with torch.device("meta"):',
-        f"    parts = [cut({model}, BLOCKS, chunk) for chunk in held]",
+        f"    parts = [keep_chunk({model}, BLOCKS, chunk) for chunk in held]",
     ]
 
 
@@ -218,11 +218,11 @@ def _on_parts(cluster: Cluster, plan: Plan) -> list[str]:
     settings += ["mixed=True"] * precision(plan, cluster).endswith("mixed")
     settings += ["offload=True"] * (plan.offload != "none")
     steps = [
-        (plan.cp > 1, "share_sequences(part, context)"),
+        (plan.cp > 1, "apply_cp(part, context)"),
         (_keeps_scores(plan), "keep_scores(part)"),
-        (plan.tp > 1, f'split_tensors(part, mesh["tp"]{sequence})'),
+        (plan.tp > 1, f'apply_tp(part, mesh["tp"]{sequence})'),
         (plan.recompute == "full", "recompute(part)"),
-        (True, f"shard_states(part, mesh, {', '.join(settings)})"),
+        (True, f"apply_fsdp(part, mesh, {', '.join(settings)})"),
     ]
     return [line for applies, line in steps if applies]
 
@@ -233,7 +233,7 @@ def _home(plan: Plan) -> str:
 
 def _passes(plan: Plan, dtype: str) -> list[str]:
     if plan.pp == 1:
-        late = f"reduce_late(mesh, zero_stage={plan.zero_stage})"
+        late = f"reduce_on_last_micro_batch(mesh, zero_stage={plan.zero_stage})"
         return [f"passes = accumulated_passes(parts[0], MICRO_BATCH, positions, {late})"]
     length = "len(positions) // DIMS.tp" if plan.sequence_parallel else "len(positions)"
     return [
@@ -249,7 +249,7 @@ def _keeps_scores(plan: Plan) -> bool:
     return plan.attention == "unfused" and plan.recompute != "selective"
 
 
-def script_notes(setup: ClusterSetup) -> list[str]:
+def script_notes(setup: ClusterPlanContext) -> list[str]:
     """What the script does otherwise than the plan says, or why there is none."""
     reason = obstacle(setup)
     if reason:
@@ -259,7 +259,7 @@ def script_notes(setup: ClusterSetup) -> list[str]:
     return notes + convention_notes("python", setup.plan)
 
 
-def _said_otherwise(setup: ClusterSetup) -> list[tuple[bool, str]]:
+def _said_otherwise(setup: ClusterPlanContext) -> list[tuple[bool, str]]:
     plan, vocabulary = setup.plan, setup.model.vocabulary
     kind, padded = precision(plan, setup.cluster), setup.vocabulary
     return [

@@ -15,7 +15,7 @@ from utils.planner.memory.states import (
     states,
     step_bytes,
 )
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 from utils.planner.stages import Stage
 from utils.units import Category
 
@@ -26,22 +26,22 @@ def memory(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[StageMemo
     Raises:
         ValueError: plan, model and batch do not divide, see `Plan.check`.
     """
-    setup = Setup(model_shape(model), plan, batch)
+    setup = PlanContext(model_shape(model), plan, batch)
     setup.check()
     return stage_memories(setup)
 
 
-def stage_memories(setup: Setup) -> tuple[StageMemory, ...]:
+def stage_memories(setup: PlanContext) -> tuple[StageMemory, ...]:
     """`memory` of a setup that is already checked."""
     return tuple(_stage_memory(setup, stage) for stage in setup.stages)
 
 
-def kind_memories(setup: Setup) -> tuple[StageMemory, ...]:
+def kind_memories(setup: PlanContext) -> tuple[StageMemory, ...]:
     """The same of a stage of each kind, among them the one that holds most."""
     return tuple(_stage_memory(setup, stage) for stage in setup.kinds)
 
 
-def _stage_memory(setup: Setup, stage: Stage) -> StageMemory:
+def _stage_memory(setup: PlanContext, stage: Stage) -> StageMemory:
     lasting, on_host = _lasting(setup, stage), host_bytes(setup, stage)
     step = {Category.TEMPORARIES: step_bytes(setup.plan, stage)}
     held = moments(setup, stage) | {"step": step}
@@ -65,7 +65,7 @@ def _stage_memory(setup: Setup, stage: Stage) -> StageMemory:
     )
 
 
-def _lasting(setup: Setup, stage: Stage) -> dict[Category, float]:
+def _lasting(setup: PlanContext, stage: Stage) -> dict[Category, float]:
     """What stays from step to step.
 
     Among it block inputs and their gradients that interleaving receives and keeps, one pair a chunk.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from utils.planner.layout import Plan
 from utils.planner.memory.states import gradients_leave
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 from utils.planner.stages import Stage
 from utils.units import Category
 
@@ -15,14 +15,14 @@ ON_DEVICE = 2  # blocks whose activations stay where the others are offloaded
 Moments = dict[str, dict[Category, float]]
 
 
-def moments(setup: Setup, stage: Stage) -> Moments:
+def moments(setup: PlanContext, stage: Stage) -> Moments:
     """Bytes on top of the lasting ones in a micro-batch, by moment and category."""
     return _until_the_head(setup, stage) | _in_backward(setup, stage)
 
 
-def _until_the_head(setup: Setup, stage: Stage) -> Moments:
+def _until_the_head(setup: PlanContext, stage: Stage) -> Moments:
     """All is kept: at the end of the last forward pass, and where the head's backward pass begins."""
-    logits, rules = stage.loss * setup.logits, setup.rules
+    logits, rules = stage.loss * setup.logits, setup.conventions
     held = {
         Category.GATHERED: gathered_bytes(setup, stage),
         Category.ACTIVATIONS: device_blocks(setup, stage) * setup.activations.kept[stage.kind],
@@ -43,7 +43,7 @@ def _until_the_head(setup: Setup, stage: Stage) -> Moments:
     }
 
 
-def _in_backward(setup: Setup, stage: Stage) -> Moments:
+def _in_backward(setup: PlanContext, stage: Stage) -> Moments:
     """In the last block, when all is kept still; and in the first, when one block is left."""
     kept, working = (by[stage.kind] for by in (setup.activations.kept, setup.activations.working))
     blocks = device_blocks(setup, stage)
@@ -65,7 +65,7 @@ def _in_backward(setup: Setup, stage: Stage) -> Moments:
     }
 
 
-def device_blocks(setup: Setup, stage: Stage) -> float:
+def device_blocks(setup: PlanContext, stage: Stage) -> float:
     """Of the blocks in flight those whose activations stay on the device."""
     return on_device(setup.plan, stage, setup.in_flight[stage.index])
 
@@ -82,14 +82,14 @@ def on_device(plan: Plan, stage: Stage, blocks: float) -> float:
     return max(min(blocks, ON_DEVICE), blocks - away)
 
 
-def gathered_bytes(setup: Setup, stage: Stage) -> float:
+def gathered_bytes(setup: PlanContext, stage: Stage) -> float:
     """Whole parameters that ZeRO-3 holds while it computes.
 
     The block at work and the prefetched ones; and on a stage that holds them, embedding and head.
     FSDP keeps these two from forward to backward, as part of no block; others gather them when they
     are needed, which counts where the larger is more than a block.
     """
-    plan, rules = setup.plan, setup.rules
+    plan, rules = setup.plan, setup.conventions
     if plan.zero_stage < 3 or plan.shard_group == 1:
         return 0.0
     block, blocks = stage.widest_block, min(rules.gathered_blocks, stage.layers)
@@ -101,42 +101,42 @@ def gathered_bytes(setup: Setup, stage: Stage) -> float:
     return max(width * blocks * block, each * ends + width * (blocks - 1) * block)
 
 
-def frees_gradients(setup: Setup) -> bool:
+def frees_gradients(setup: PlanContext) -> bool:
     """Whether no gradient is held in forward: freed after each step, and one micro-batch a step."""
-    return setup.rules.frees_gradients and setup.micro_batches == 1
+    return setup.conventions.frees_gradients and setup.micro_batches == 1
 
 
 def _logit_bytes(plan: Plan) -> float:
     """Bytes for each logit of a micro-batch on the rank at the peak of the loss."""
     if plan.loss == "fused":
-        return plan.rules.residual_bytes  # the gradient is written over the logits
+        return plan.conventions.residual_bytes  # the gradient is written over the logits
     pieces = CHUNKS_OF_LOSS if plan.loss == "chunked" else 1
-    return plan.rules.loss_bytes / pieces
+    return plan.conventions.loss_bytes / pieces
 
 
-def _deferred_bytes(setup: Setup, stage: Stage) -> float:
+def _deferred_bytes(setup: PlanContext, stage: Stage) -> float:
     """Gradients of logits that wait for the head's gradient."""
-    waiting = min(setup.rules.deferred_heads, setup.micro_batches - 1)
+    waiting = min(setup.conventions.deferred_heads, setup.micro_batches - 1)
     return 2 * (stage.loss * setup.logits) * waiting
 
 
 def _reduced_bytes(plan: Plan, stage: Stage) -> float:
     """Gradients of a whole block, on their way to the ranks that keep a share of them."""
-    leave = gradients_leave(plan.rules, plan.zero_stage, plan.offload)
+    leave = gradients_leave(plan.conventions, plan.zero_stage, plan.offload)
     sharded = plan.zero_stage == 3 and (plan.shard_group > 1 or leave)
-    if not plan.rules.keeps_ends or not sharded:
+    if not plan.conventions.keeps_ends or not sharded:
         return 0.0
-    return plan.rules.reduce_bytes * min(stage.layers, 1) * stage.widest_block
+    return plan.conventions.reduce_bytes * min(stage.layers, 1) * stage.widest_block
 
 
-def _head_gradient_bytes(setup: Setup, stage: Stage) -> float:
+def _head_gradient_bytes(setup: PlanContext, stage: Stage) -> float:
     """The head's own gradient, or its stand-in, while logits and their gradient are still there.
 
     Where gradients are freed after the step it stays, and counts as one of them.
     """
     if setup.plan.lora is not None or not stage.head or frees_gradients(setup):
         return 0.0
-    return setup.rules.residual_bytes * setup.table
+    return setup.conventions.residual_bytes * setup.table
 
 
 def _backward_gradients(plan: Plan, stage: Stage) -> float:
@@ -144,11 +144,11 @@ def _backward_gradients(plan: Plan, stage: Stage) -> float:
         return 0.0
     if plan.optimizer_in_backward:
         widest = max(stage.widest_block, stage.embedding_parameters, stage.head_parameters)
-        return widest * plan.rules.gradient_bytes
-    return stage.parameters * plan.rules.backward_gradient_bytes
+        return widest * plan.conventions.gradient_bytes
+    return stage.parameters * plan.conventions.backward_gradient_bytes
 
 
-def _dequantized(setup: Setup, stage: Stage) -> float:
+def _dequantized(setup: PlanContext, stage: Stage) -> float:
     """The largest matrix, back in 16 bits while it multiplies."""
     lora = setup.plan.lora
     if lora is None or lora.base == "bf16":

@@ -10,7 +10,7 @@ from utils.planner.conventions import Framework
 from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.fp8 import quantized_bytes
 from utils.planner.layout import Plan
-from utils.planner.setup import Setup
+from utils.planner.plan_context import PlanContext
 from utils.planner.stages import Stage
 from utils.units import Category
 
@@ -41,9 +41,9 @@ def gradients_leave(rules: Framework, zero_stage: int, offload: str) -> bool:
     return offload != "none" and zero_stage >= 2 and rules.offloaded_gradient_bytes > 0
 
 
-def states(setup: Setup, stage: Stage) -> dict[Category, float]:
+def states(setup: PlanContext, stage: Stage) -> dict[Category, float]:
     """`state_bytes` of one rank of a stage."""
-    plan, rules = setup.plan, setup.rules
+    plan, rules = setup.plan, setup.conventions
     if plan.lora is not None:
         return _adapter_states(setup, stage, plan.offload)
     experts = stage.expert_parameters
@@ -59,13 +59,13 @@ def states(setup: Setup, stage: Stage) -> dict[Category, float]:
     return held
 
 
-def host_bytes(setup: Setup, stage: Stage) -> float:
+def host_bytes(setup: PlanContext, stage: Stage) -> float:
     """Bytes of one rank of a stage that offload puts into its node's memory: states alone.
 
     Master copy and moments, with the gradients that the host steps with; with "parameters" these
     too. Of adapters the moments alone: their gradients stay on the card.
     """
-    plan, rules = setup.plan, setup.rules
+    plan, rules = setup.plan, setup.conventions
     if plan.offload == "none":
         return 0.0
     if plan.lora is not None:
@@ -87,21 +87,21 @@ def stepped_parameters(plan: Plan, stage: Stage) -> float:
 
 def buffer_bytes(plan: Plan, stage: Stage) -> float:
     """Lasting communication buffers: of the data-parallel ranks, or on the way to the host."""
-    leave = gradients_leave(plan.rules, plan.zero_stage, plan.offload)
+    leave = gradients_leave(plan.conventions, plan.zero_stage, plan.offload)
     if (plan.dp * plan.cp == 1 and not leave) or plan.lora is not None:
         return 0.0
-    copies = plan.rules.bucket_bytes if plan.zero_stage < 2 else 0.0
-    return stage.parameters * copies + plan.rules.fixed_buffer_bytes
+    copies = plan.conventions.bucket_bytes if plan.zero_stage < 2 else 0.0
+    return stage.parameters * copies + plan.conventions.fixed_buffer_bytes
 
 
-def dummy_gradient_bytes(setup: Setup) -> float:
+def dummy_gradient_bytes(setup: PlanContext) -> float:
     """Gradients that autograd is handed where the true ones are added up inside the products.
 
     Transformer Engine keeps one for each shape of a block's matrices (module/base.py,
     get_dummy_wgrad).
     """
     model, plan = setup.model, setup.plan
-    if not setup.rules.dummy_gradients or plan.lora is not None:
+    if not setup.conventions.dummy_gradients or plan.lora is not None:
         return 0.0
     h, f, kv = model.hidden, model.feedforward, model.key_value_heads * model.head_dim
     sides, q = 2 if model.family == "llama" else 1, model.attention_width / plan.tp
@@ -111,17 +111,17 @@ def dummy_gradient_bytes(setup: Setup) -> float:
     if model.num_experts:
         width = model.expert_width / expert_tp(plan)
         shapes |= {(h, sides * width), (width, h)}
-    return setup.rules.residual_bytes * sum(rows * columns for rows, columns in shapes)
+    return setup.conventions.residual_bytes * sum(rows * columns for rows, columns in shapes)
 
 
-def _adapter_states(setup: Setup, stage: Stage, offload: str) -> dict[Category, float]:
+def _adapter_states(setup: PlanContext, stage: Stage, offload: str) -> dict[Category, float]:
     """Frozen base in its own type, adapters with gradients and moments in theirs."""
     plan, lora = setup.plan, setup.plan.lora
     assert lora is not None
     norms = stage.layers * 2 * setup.model.norm_parameters
     matrices = stage.block_parameters - norms + stage.head_parameters * lora.quantized_head
     plain = stage.parameters - matrices
-    base = matrices * lora.base_bytes + plain * setup.rules.parameter_bytes
+    base = matrices * lora.base_bytes + plain * setup.conventions.parameter_bytes
     adapters = setup.trained[stage.kind] * lora.adapter_bytes
     n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}
     return {
@@ -135,4 +135,4 @@ def step_bytes(plan: Plan, stage: Stage) -> float:
     """What the optimizer's step takes besides; on the host where the optimizer is there."""
     if plan.lora is not None or plan.offload != "none":
         return 0.0
-    return stepped_parameters(plan, stage) * plan.rules.step_gradient_bytes
+    return stepped_parameters(plan, stage) * plan.conventions.step_gradient_bytes

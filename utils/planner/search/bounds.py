@@ -7,8 +7,8 @@ from utils.planner.estimate import Estimate
 from utils.planner.layout import Plan
 from utils.planner.memory import context_bytes
 from utils.planner.memory.states import buffer_bytes, states
+from utils.planner.plan_context import ClusterPlanContext, PlanContext
 from utils.planner.schedules import bubble_closed
-from utils.planner.setup import ClusterSetup, Setup
 from utils.planner.step_time.block_time import block_times
 
 
@@ -37,7 +37,7 @@ class Front:
         return tuple(point[2] for point in sorted(self._points, key=lambda p: p[:2]))
 
 
-def average_block_seconds(setup: ClusterSetup) -> float:
+def average_block_seconds(setup: ClusterPlanContext) -> float:
     """Seconds of an average block, with what the plan recomputes of whole blocks left out."""
     dense, mixed = block_times(setup)
     share = setup.model.expert_layers / setup.model.layers
@@ -47,7 +47,7 @@ def average_block_seconds(setup: ClusterSetup) -> float:
     return sum(part * one.total for part, one in kinds)
 
 
-def least_bytes(setup: Setup) -> float:
+def least_bytes(setup: PlanContext) -> float:
     """Below what the fullest of the stages needs: its states, buffers and context."""
     plan = setup.plan
     return context_bytes(plan) + max(
@@ -55,7 +55,7 @@ def least_bytes(setup: Setup) -> float:
     )
 
 
-def least_seconds(setup: Setup, block_seconds: float) -> float:
+def least_seconds(setup: PlanContext, block_seconds: float) -> float:
     """Below the step time: the blocks of an average stage, and the bubble that they leave."""
     plan, m = setup.plan, setup.micro_batches
     bubble = bubble_closed(plan.pp, m, plan.virtual_stages)

@@ -12,7 +12,7 @@ from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.frameworks import framework
 from utils.planner.layout import Plan, changed
-from utils.planner.search.space import Space, Task, powers_of_two
+from utils.planner.search.space import SearchSpace, SearchTask, powers_of_two
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class LayoutGroup:
 
 
 def candidates(
-    model: ModelShape | str, cluster: Cluster, batch: Batch, space: Space
+    model: ModelShape | str, cluster: Cluster, batch: Batch, space: SearchSpace
 ) -> Iterator[Plan]:
     """Every valid plan of the space that uses all GPUs of the cluster."""
-    for group in groups(Task(model_shape(model), cluster, batch, space)):
+    for group in groups(SearchTask(model_shape(model), cluster, batch, space)):
         yield from group.plans()
 
 
-def groups(task: Task) -> Iterator[LayoutGroup]:
+def groups(task: SearchTask) -> Iterator[LayoutGroup]:
     """The same, by what the time of a block depends on."""
     for tp, pp, cp in _layouts(task):
         dp = task.cluster.gpus // (tp * pp * cp)
@@ -50,7 +50,7 @@ def groups(task: Task) -> Iterator[LayoutGroup]:
                 yield LayoutGroup(changed(first, choice), variants)
 
 
-def _first_plans(task: Task, sizes: tuple[int, int, int, int]) -> Iterator[Plan]:
+def _first_plans(task: SearchTask, sizes: tuple[int, int, int, int]) -> Iterator[Plan]:
     """One checked plan for each micro-batch, number of chunks and partition of a layout."""
     model, batch, space = task.model, task.batch, task.space
     rules = space.framework
@@ -79,7 +79,7 @@ def _first_plans(task: Task, sizes: tuple[int, int, int, int]) -> Iterator[Plan]
         )
 
 
-def _same_sizes(task: Task, plan: Plan) -> Iterator[dict[str, Any]]:
+def _same_sizes(task: SearchTask, plan: Plan) -> Iterator[dict[str, Any]]:
     """Choices of recomputation, precision and experts for a plan of given sizes."""
     for recompute, precision, experts in itertools.product(
         _recompute(task.space), task.space.precision, _experts(task, plan)
@@ -87,7 +87,7 @@ def _same_sizes(task: Task, plan: Plan) -> Iterator[dict[str, Any]]:
         yield {**recompute, "precision": precision, **experts}
 
 
-def _experts(task: Task, plan: Plan) -> list[dict[str, Any]]:
+def _experts(task: SearchTask, plan: Plan) -> list[dict[str, Any]]:
     if task.model.num_experts is None:
         return [{}]
     ranks, width = plan.dp * plan.cp * plan.tp, task.model.expert_width
@@ -98,7 +98,7 @@ def _experts(task: Task, plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _variants(ranks: int, pp: int, space: Space) -> tuple[dict[str, Any], ...]:
+def _variants(ranks: int, pp: int, space: SearchSpace) -> tuple[dict[str, Any], ...]:
     """Without replicas there is nothing to shard; with stages only optimizer state, by default."""
     stages = space.zero_stages if ranks > 1 else (0,)
     return tuple(
@@ -108,7 +108,7 @@ def _variants(ranks: int, pp: int, space: Space) -> tuple[dict[str, Any], ...]:
     )
 
 
-def _recompute(space: Space) -> list[dict[str, Any]]:
+def _recompute(space: SearchSpace) -> list[dict[str, Any]]:
     """Flash attention keeps no scores, so that selective recomputation changes nothing."""
     chosen: list[dict[str, Any]] = []
     for recompute in space.recompute:
@@ -119,7 +119,7 @@ def _recompute(space: Space) -> list[dict[str, Any]]:
     return chosen
 
 
-def _layouts(task: Task) -> Iterator[tuple[int, int, int]]:
+def _layouts(task: SearchTask) -> Iterator[tuple[int, int, int]]:
     model, batch, gpus = task.model, task.batch, task.cluster.gpus
     for tp in (t for t in range(1, min(gpus, task.largest_tp) + 1) if gpus % t == 0):
         if model.heads % tp or model.feedforward % tp:
@@ -133,12 +133,12 @@ def _layouts(task: Task) -> Iterator[tuple[int, int, int]]:
                     yield tp, pp, cp
 
 
-def _micro_batches(batch: Batch, dp: int, space: Space) -> list[int]:
+def _micro_batches(batch: Batch, dp: int, space: SearchSpace) -> list[int]:
     share = batch.sequences // dp
     return [n for n in powers_of_two(min(share, space.largest_micro_batch)) if share % n == 0]
 
 
-def _chunks(pp: int, space: Space) -> tuple[int, ...]:
+def _chunks(pp: int, space: SearchSpace) -> tuple[int, ...]:
     return space.virtual_stages if pp > 1 else (1,)
 
 
@@ -149,5 +149,5 @@ def _interleaves(model: ModelShape, pp: int, chunks: int, partition: str) -> boo
     return fit and (model.layers + ends) % (pp * chunks) == 0
 
 
-def _partitions(pp: int, space: Space) -> tuple[str, ...]:
+def _partitions(pp: int, space: SearchSpace) -> tuple[str, ...]:
     return space.partitions if pp > 1 else space.partitions[:1]

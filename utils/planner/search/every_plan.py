@@ -22,6 +22,7 @@ from utils.planner.layout import Plan
 from utils.planner.memory import kind_memories
 from utils.planner.memory.host import node_host_bytes
 from utils.planner.memory.stage_memory import worst
+from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.search.bounds import (
     Front,
     alike,
@@ -32,19 +33,18 @@ from utils.planner.search.bounds import (
 )
 from utils.planner.search.candidates import LayoutGroup, candidates, groups
 from utils.planner.search.choice import ERROR, Complexity, complexity, why_best
-from utils.planner.search.space import DEFAULT, Space, Task
-from utils.planner.setup import ClusterSetup
+from utils.planner.search.space import DEFAULT, SearchSpace, SearchTask
 
-__all__ = ["Plans", "Space", "candidates", "search"]
+__all__ = ["SearchResult", "SearchSpace", "candidates", "search"]
 
 OBJECTIVES = ("seconds", "bytes")
 Bounded = tuple[
-    float, ClusterSetup, LayoutGroup
+    float, ClusterPlanContext, LayoutGroup
 ]  # the least seconds of a group's plans, and its setup
 
 
 @dataclass(frozen=True)
-class Plans:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -73,8 +73,8 @@ def search(
     cluster: Cluster,
     batch: Batch | list[Batch] | tuple[Batch, ...],
     objective: str = "seconds",
-    space: Space = DEFAULT,
-) -> Plans:
+    space: SearchSpace = DEFAULT,
+) -> SearchResult:
     """The best plan for a model, a cluster and a batch.
 
     Args:
@@ -92,14 +92,16 @@ def search(
     if not batches:
         raise ValueError("search needs a batch: Batch(sequences=512, sequence_length=4096).")
     for one in batches:
-        of_kind("search", cluster=(cluster, Cluster), batch=(one, Batch), space=(space, Space))
+        of_kind(
+            "search", cluster=(cluster, Cluster), batch=(one, Batch), space=(space, SearchSpace)
+        )
         one_of("objective", objective, OBJECTIVES)
-        found.append(_Search(Task(model, cluster, one, space)).answer(objective))
+        found.append(_Search(SearchTask(model, cluster, one, space)).answer(objective))
     return _best_of(found, objective)
 
 
-def _best_of(found: list[Plans], objective: str) -> Plans:
-    def worth(plans: Plans) -> tuple[float, float]:
+def _best_of(found: list[SearchResult], objective: str) -> SearchResult:
+    def worth(plans: SearchResult) -> tuple[float, float]:
         assert plans.best is not None
         speed, needed = -plans.best.tokens_per_second, plans.best.peak.needed_bytes
         return (speed, needed) if objective == "seconds" else (needed, speed)
@@ -110,7 +112,7 @@ def _best_of(found: list[Plans], objective: str) -> Plans:
 class _Search:
     """One search at work: branch and bound."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: SearchTask) -> None:
         self.task = task
         self.room = task.cluster.device.memory_bytes
         found = list(groups(task))
@@ -133,7 +135,7 @@ class _Search:
             if needed <= self.room and not self._beaten(seconds, needed):
                 self._add(self._estimate(setup), needed)
 
-    def answer(self, objective: str) -> Plans:
+    def answer(self, objective: str) -> SearchResult:
         """The plans found, and the one to take."""
         self._run()
         pareto, roomy = self.front.sorted(), self.roomy.sorted()
@@ -145,7 +147,7 @@ class _Search:
         elif roomy:
             best = roomy[-1]
         why = self._why(best, fastest, objective)
-        return Plans(best, pareto, closest, self.considered, len(self.known), fastest, why)
+        return SearchResult(best, pareto, closest, self.considered, len(self.known), fastest, why)
 
     def _why(self, best: Estimate | None, fastest: Estimate | None, objective: str) -> str:
         exact = f"Exact within {self.considered:,} plans: {self.task}."
@@ -174,7 +176,7 @@ class _Search:
 
     def _simpler(
         self, fastest: Estimate, limit: float
-    ) -> list[tuple[Complexity, float, ClusterSetup]]:
+    ) -> list[tuple[Complexity, float, ClusterPlanContext]]:
         """Setups simpler than the fastest that may be within the limit: complexity, bound, setup."""
         most = complexity(fastest.plan)
         near = itertools.takewhile(lambda row: row[0] <= limit, self.fastest_first)
@@ -200,19 +202,19 @@ class _Search:
         if not found.tight:
             self.roomy.add(found, needed)
 
-    def _needed_bytes(self, setup: ClusterSetup) -> float:
+    def _needed_bytes(self, setup: ClusterPlanContext) -> float:
         """Of the fullest GPU; without end where the host has no room for what is offloaded."""
         rows = kind_memories(setup)
         on_host = node_host_bytes(setup.cluster, rows)
         over = on_host > setup.cluster.host_bytes_per_node
         return math.inf if over else worst(rows).needed_bytes
 
-    def _estimate(self, setup: ClusterSetup) -> Estimate:
+    def _estimate(self, setup: ClusterPlanContext) -> Estimate:
         if setup.plan not in self.known:
             self.known[setup.plan] = estimated(setup)
         return self.known[setup.plan]
 
-    def _least_bytes(self, setup: ClusterSetup) -> float:
+    def _least_bytes(self, setup: ClusterPlanContext) -> float:
         key = same_states(setup.model, setup.plan)
         if key not in self.lasting:
             self.lasting[key] = least_bytes(setup)
@@ -220,7 +222,7 @@ class _Search:
 
     def _closest(self) -> tuple[Estimate, ...]:
         """The plans that lack least, three of different layouts."""
-        least: dict[tuple[int, int, int], tuple[float, ClusterSetup]] = {}
+        least: dict[tuple[int, int, int], tuple[float, ClusterPlanContext]] = {}
         for _, setup in _setups(self.rows):
             plan, needed = setup.plan, self._needed_bytes(setup)
             layout = plan.tp, plan.pp, plan.cp
@@ -230,7 +232,7 @@ class _Search:
         return tuple(self._estimate(setup) for _, setup in nearest)
 
 
-def _setups(rows: Iterable[Bounded]) -> Iterator[tuple[float, ClusterSetup]]:
+def _setups(rows: Iterable[Bounded]) -> Iterator[tuple[float, ClusterPlanContext]]:
     """Every plan of some groups, with its least seconds."""
     for seconds, setup, group in rows:
         for variant in group.variants:

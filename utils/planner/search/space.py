@@ -9,14 +9,14 @@ from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.conventions import Framework
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 
 LONG_SEQUENCE = 16_384  # tokens from which context parallelism is tried unasked
 LARGEST_CP = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class SearchSpace:
     """Which choices a search combines; each tuple lists the values it tries.
 
     Attributes:
@@ -74,11 +74,11 @@ class Space:
         return tuple(size for size in sizes if model.num_experts % size == 0)
 
 
-DEFAULT = Space()
+DEFAULT = SearchSpace()
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """What a search is asked.
 
     Attributes:
@@ -89,11 +89,11 @@ class Task:
     model: ModelShape
     cluster: Cluster
     batch: Batch
-    space: Space = DEFAULT
+    space: SearchSpace = DEFAULT
 
-    def setup(self, plan: Plan) -> ClusterSetup:
+    def setup(self, plan: Plan) -> ClusterPlanContext:
         """A plan as an answer."""
-        return ClusterSetup(self.model, plan, self.batch, self.cluster)
+        return ClusterPlanContext(self.model, plan, self.batch, self.cluster)
 
     @property
     def largest_tp(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from utils.catalog import Device, ModelShape
 from utils.planner import calibration
 from utils.planner.adapters import Lora, matrix_shapes
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.step_time.kernels import matmul_seconds, memory_seconds
 from utils.planner.step_time.pass_seconds import BlockTime, PassSeconds
 
@@ -17,7 +17,7 @@ from utils.planner.step_time.pass_seconds import BlockTime, PassSeconds
 CAST = 2
 
 
-def adapted(setup: ClusterSetup) -> BlockTime:
+def adapted(setup: ClusterPlanContext) -> BlockTime:
     """Adapters of a block, and unpacking the matrices that they stand beside, once a pass."""
     gpu, model, lora = setup.gpu, setup.model, setup.plan.lora
     assert lora is not None

@@ -7,7 +7,7 @@ from utils.planner import calibration
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.plan_context import ClusterPlanContext, PlanContext
 from utils.planner.step_time.adapter_time import adapted
 from utils.planner.step_time.collectives import Group, all_gather_seconds, all_reduce_seconds
 from utils.planner.step_time.expert_time import expert_seconds
@@ -32,15 +32,15 @@ def block_time(
     model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, experts: bool = False
 ) -> BlockTime:
     """Seconds of one block for one micro-batch; `experts`: of one that has some."""
-    return _block(ClusterSetup(model, plan, batch, cluster), experts)
+    return _block(ClusterPlanContext(model, plan, batch, cluster), experts)
 
 
-def block_times(setup: ClusterSetup) -> tuple[BlockTime, BlockTime | None]:
+def block_times(setup: ClusterPlanContext) -> tuple[BlockTime, BlockTime | None]:
     """Seconds of a block without experts and, where the model has them, of one with."""
     return _block(setup, False), _block(setup, True) if setup.model.num_experts else None
 
 
-def _block(setup: ClusterSetup, experts: bool) -> BlockTime:
+def _block(setup: ClusterPlanContext, experts: bool) -> BlockTime:
     check_precision(setup.plan, setup.cluster)
     plan, dense = setup.plan, setup.shared if experts else setup.model
     products = _products(setup, dense)
@@ -48,18 +48,18 @@ def _block(setup: ClusterSetup, experts: bool) -> BlockTime:
     passes = attention + _matrices(setup, dense, products)
     if experts:
         passes += expert_seconds(setup)
-    if plan.lora is not None and setup.rules.launches is not None:
+    if plan.lora is not None and setup.conventions.launches is not None:
         passes += adapted(setup)
     scores = (
         PassSeconds() if plan.attention == "flash" else attention.forward
     )  # flash always makes them
     again = {"none": PassSeconds(), "selective": scores, "full": passes.forward}[plan.recompute]
-    if plan.recompute == "full" and setup.rules.recompute_stops_early:
+    if plan.recompute == "full" and setup.conventions.recompute_stops_early:
         again += PassSeconds(matmul=matmul_seconds(setup.gpu, *products[-1])).times(-1)
     return BlockTime(passes.forward, passes.backward, again)
 
 
-def head_time(setup: ClusterSetup) -> BlockTime:
+def head_time(setup: ClusterPlanContext) -> BlockTime:
     """Seconds of the head for one micro-batch."""
     gpu, h, tokens = setup.gpu, setup.model.hidden, setup.tokens
     columns = setup.vocabulary / setup.plan.tp
@@ -69,7 +69,7 @@ def head_time(setup: ClusterSetup) -> BlockTime:
     return BlockTime(PassSeconds(matmul=product), PassSeconds(back, communication=shared))
 
 
-def loss_time(setup: ClusterSetup) -> BlockTime:
+def loss_time(setup: ClusterPlanContext) -> BlockTime:
     """Seconds of the loss for one micro-batch, which only moves data."""
     there, back = LOGIT_FORWARD, LOGIT_BACKWARD
     if setup.plan.loss == "fused":
@@ -92,7 +92,7 @@ def check_precision(plan: Plan, cluster: Cluster) -> None:
     )
 
 
-def _products(setup: Setup, dense: ModelShape) -> Products:
+def _products(setup: PlanContext, dense: ModelShape) -> Products:
     """Of a block's matrices on one tensor-parallel rank; of attention alone without feed-forward."""
     tokens, t = setup.tokens, setup.plan.tp
     h, f, q = dense.hidden, dense.feedforward / t, dense.attention_width / t
@@ -102,7 +102,7 @@ def _products(setup: Setup, dense: ModelShape) -> Products:
     return products[:2] if dense.feedforward == 1 else products
 
 
-def _matrices(setup: ClusterSetup, dense: ModelShape, products: Products) -> BlockTime:
+def _matrices(setup: ClusterPlanContext, dense: ModelShape, products: Products) -> BlockTime:
     """Matrices, what moves data between them, and what ranks exchange around them."""
     plan, gpu, kind = setup.plan, setup.gpu, setup.plan.precision
     forward = sum(matmul_seconds(gpu, m, n, k, 1, kind) for m, n, k in products)
@@ -135,13 +135,13 @@ def _cast_bytes(products: Products) -> tuple[float, float]:
     return sum(4 * m * k for m, _, k in products), sum(4 * m * n for m, n, _ in products)
 
 
-def _attention(setup: ClusterSetup) -> BlockTime:
+def _attention(setup: ClusterPlanContext) -> BlockTime:
     """Scores and their product with the values."""
     plan, gpu, tokens, s = setup.plan, setup.gpu, setup.tokens, setup.batch.sequence_length
     heads, d = setup.model.heads / plan.tp, setup.model.head_dim
     if plan.attention == "flash":
         flops = CAUSAL_SHARE * 4 * tokens * s * heads * d
-        one = flops / flash_flops_per_second(gpu, setup.rules.flash_generation, s)
+        one = flops / flash_flops_per_second(gpu, setup.conventions.flash_generation, s)
         return BlockTime(PassSeconds(matmul=one), PassSeconds(matmul=FLASH_BACKWARD * one))
     count, queries = max(1, int(plan.micro_batch * heads)), s / plan.cp
     two = matmul_seconds(gpu, queries, s, d, count) + matmul_seconds(gpu, queries, d, s, count)
@@ -159,7 +159,7 @@ def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:
     GELU (2, 3) or SwiGLU (3, 5; unfused 5, 12); splitting, rotating and laying out heads (8; 18
     where each is a kernel of its own).
     """
-    h, f, rules = model.hidden, model.feedforward, plan.rules
+    h, f, rules = model.hidden, model.feedforward, plan.conventions
     norms = 3 if rules.eager_norm and model.family == "llama" else 1
     dropout = 2 * plan.dropout
     stream = (8 * norms + 12 + dropout) * h, (12 * norms + 12 + 5 * dropout) * h
@@ -174,7 +174,7 @@ def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:
     return forward, backward
 
 
-def _exchanged(setup: ClusterSetup) -> tuple[float, float, float]:
+def _exchanged(setup: ClusterPlanContext) -> tuple[float, float, float]:
     """Of tensor parallelism forward and backward; of context parallelism, keys and values.
 
     Two all-reduces a pass, which sequence parallelism cuts in two halves. In backward what follows a
@@ -187,10 +187,10 @@ def _exchanged(setup: ClusterSetup) -> tuple[float, float, float]:
     others = plan.cp * setup.tokens * 2 * kv * 2
     around = all_gather_seconds(cluster, Group(plan.cp, stride=plan.tp), others)
     group, whole = Group(plan.tp), 2 * setup.tokens * model.hidden
-    beside = calibration.CONTENTION if setup.rules.overlap_tensor else 1.0
+    beside = calibration.CONTENTION if setup.conventions.overlap_tensor else 1.0
     if not plan.sequence_parallel:
         one = all_reduce_seconds(cluster, group, whole)
         return 2 * one, 2 * one * beside, around
     one = all_gather_seconds(cluster, group, whole)
-    again = 1 - setup.rules.gathered_inputs
+    again = 1 - setup.conventions.gathered_inputs
     return 4 * one, 2 * one + 2 * one * (1 + again) * beside, around

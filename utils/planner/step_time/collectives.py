@@ -72,13 +72,13 @@ class Group:
 
     def bus_bytes_per_second(self, cluster: Cluster) -> float:
         """Sustained bandwidth of the group's ring, one direction."""
-        link = in_training(cluster.device.peer_link)
+        link = bandwidth_in_training(cluster.device.peer_link)
         if self.nodes(cluster) == 1:
             return link
         return min(link, self.network_bytes_per_second(cluster))
 
 
-def in_training(link: Link) -> float:
+def bandwidth_in_training(link: Link) -> float:
     """Bytes per second that a link carries inside a training step, one direction."""
     return link.sustained_bytes_per_second * calibration.BESIDE_TRAINING
 
@@ -164,7 +164,7 @@ def all_to_all_seconds(cluster: Cluster, group: Group, sent_bytes: float) -> flo
     if group.ranks == 1:
         return 0.0
     near = group.per_node(cluster)
-    inside = (near - 1) / group.ranks * sent_bytes / in_training(cluster.device.peer_link)
+    inside = (near - 1) / group.ranks * sent_bytes / bandwidth_in_training(cluster.device.peer_link)
     outside = (group.ranks - near) / group.ranks * sent_bytes / _own_port(cluster)
     starts = NETWORK_HOP_SECONDS * (group.nodes(cluster) > 1)
     return inside + outside + starts
@@ -173,7 +173,7 @@ def all_to_all_seconds(cluster: Cluster, group: Group, sent_bytes: float) -> flo
 def send_seconds(cluster: Cluster, crosses_nodes: bool, sent_bytes: float) -> float:
     """One rank sends to another, of its own node or of another one."""
     if not crosses_nodes:
-        return sent_bytes / in_training(cluster.device.peer_link) + hop_seconds(cluster)
+        return sent_bytes / bandwidth_in_training(cluster.device.peer_link) + hop_seconds(cluster)
     return sent_bytes / _own_port(cluster) + NETWORK_HOP_SECONDS
 
 

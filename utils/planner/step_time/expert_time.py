@@ -8,7 +8,7 @@ rates differ by half between its own releases.
 from __future__ import annotations
 
 from utils.planner.experts import expert_tp
-from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.plan_context import ClusterPlanContext, PlanContext
 from utils.planner.step_time.collectives import (
     Group,
     all_gather_seconds,
@@ -22,13 +22,13 @@ from utils.planner.step_time.pass_seconds import BlockTime, PassSeconds
 PERMUTED_FORWARD, PERMUTED_BACKWARD = 8, 8
 
 
-def routed_tokens(setup: Setup) -> float:
+def routed_tokens(setup: PlanContext) -> float:
     """Tokens of a micro-batch that one rank's experts work on, counted for every expert they go to."""
     plan = setup.plan
     return (setup.model.experts_per_token or 0) * setup.tokens * expert_tp(plan) / plan.tp
 
 
-def expert_seconds(setup: ClusterSetup) -> BlockTime:
+def expert_seconds(setup: ClusterPlanContext) -> BlockTime:
     """What a block with experts does for its feed-forward layer: routing, exchange, experts."""
     model, plan, gpu = setup.model, setup.plan, setup.gpu
     h, split, held = model.hidden, expert_tp(plan), (model.num_experts or 1) // plan.ep

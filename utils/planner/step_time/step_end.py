@@ -5,14 +5,14 @@ from __future__ import annotations
 from utils.planner import calibration
 from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.stages import BLOCK_TENSORS, Stage
 from utils.planner.step_time.collectives import (
     Group,
     all_gather_seconds,
     all_reduce_seconds,
+    bandwidth_in_training,
     broadcast_seconds,
-    in_training,
 )
 from utils.planner.step_time.kernels import memory_seconds
 from utils.planner.step_time.pass_seconds import BlockTime
@@ -25,7 +25,7 @@ ADAM_BYTES, CLIP_BYTES = 30, 8
 HOST_ADAM_SECONDS = 0.25e-9
 
 
-def step_end(setup: ClusterSetup, stage: Stage, passes: BlockTime) -> tuple[float, float]:
+def step_end(setup: ClusterPlanContext, stage: Stage, passes: BlockTime) -> tuple[float, float]:
     """Seconds of data-parallel communication that no compute hides, and of the optimizer.
 
     ZeRO-2 reduces the gradients of every micro-batch, since none keeps them whole; ZeRO-3 gathers
@@ -38,7 +38,7 @@ def step_end(setup: ClusterSetup, stage: Stage, passes: BlockTime) -> tuple[floa
         stage: Of one rank.
         passes: Of one micro-batch.
     """
-    plan, rules, m = setup.plan, setup.rules, setup.micro_batches
+    plan, rules, m = setup.plan, setup.conventions, setup.micro_batches
     forward, backward = passes.forward.total, passes.backward.total + passes.recompute.total
     count, experts = setup.trained[stage.kind], stage.expert_parameters
     gradients, parameters, shared = data_parallel_seconds(setup, count - experts, stage.tensors)
@@ -80,17 +80,17 @@ def _seen(sent: float, work: float) -> float:
     return sent - hidden + calibration.CONTENTION * hidden
 
 
-def _update_seconds(setup: ClusterSetup, count: float) -> float:
+def _update_seconds(setup: ClusterPlanContext, count: float) -> float:
     """Clipping and Adam on the device; or on the host, with the way there and back.
 
     Offloaded parameters also travel to the device for every forward and backward pass.
     """
-    plan, rules, gpu = setup.plan, setup.rules, setup.gpu
+    plan, rules, gpu = setup.plan, setup.conventions, setup.gpu
     shard = count / (plan.shard_group if plan.zero_stage >= 1 else 1)
     held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
     if plan.offload == "none":
         return memory_seconds(gpu, ADAM_BYTES * shard + CLIP_BYTES * held)
-    pcie = in_training(gpu.pcie)
+    pcie = bandwidth_in_training(gpu.pcie)
     there = shard * (rules.gradient_bytes + rules.gathered_bytes) / pcie
     on_host = shard * setup.cluster.gpus_per_node * HOST_ADAM_SECONDS
     streamed = 2 * setup.micro_batches * shard * rules.gathered_bytes / pcie
@@ -99,7 +99,7 @@ def _update_seconds(setup: ClusterSetup, count: float) -> float:
 
 
 def data_parallel_seconds(
-    setup: ClusterSetup, count: float, tensors: int = 1
+    setup: ClusterPlanContext, count: float, tensors: int = 1
 ) -> tuple[float, float, float]:
     """Seconds of reducing gradients, gathering parameters back, and adding up between groups.
 
@@ -107,7 +107,7 @@ def data_parallel_seconds(
     `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups add up their
     shards of the gradients besides.
     """
-    cluster, plan, rules = setup.cluster, setup.plan, setup.rules
+    cluster, plan, rules = setup.cluster, setup.plan, setup.conventions
     buckets, calls = _buckets(plan, count), _calls(plan, count, tensors)
     ranks, width = plan.dp * plan.cp, rules.reduce_bytes * count
     everyone = Group(ranks, plan.tp, rules.one_port)
@@ -127,9 +127,9 @@ def data_parallel_seconds(
     return all_gather_seconds(cluster, group, width, calls), gather, between
 
 
-def expert_replica_seconds(setup: ClusterSetup, count: float) -> tuple[float, float]:
+def expert_replica_seconds(setup: ClusterPlanContext, count: float) -> tuple[float, float]:
     """Seconds of reducing the gradients of `count` expert parameters, and of gathering them back."""
-    plan, cluster, rules = setup.plan, setup.cluster, setup.rules
+    plan, cluster, rules = setup.plan, setup.cluster, setup.conventions
     ranks = expert_replicas(plan)
     if ranks == 1 or not count:
         return 0.0, 0.0
@@ -145,7 +145,7 @@ def expert_replica_seconds(setup: ClusterSetup, count: float) -> tuple[float, fl
 
 
 def _buckets(plan: Plan, count: float) -> float:
-    return max(1.0, 2 * count / plan.rules.bucket_size_bytes)
+    return max(1.0, 2 * count / plan.conventions.bucket_size_bytes)
 
 
 def _calls(plan: Plan, count: float, tensors: int) -> float:
@@ -158,4 +158,4 @@ def _calls(plan: Plan, count: float, tensors: int) -> float:
     if plan.zero_stage == 3:
         buckets = min(buckets, blocks)
     calls = {"bucket": buckets, "block": blocks, "tensor": max(buckets, tensors)}
-    return calls[plan.rules.shards]
+    return calls[plan.conventions.shards]

@@ -16,10 +16,14 @@ from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.launches import LAUNCH_SECONDS
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.plan_context import ClusterPlanContext, PlanContext
 from utils.planner.stages import Stage
 from utils.planner.step_time.block_time import block_times, head_time, loss_time
-from utils.planner.step_time.collectives import hops_across_nodes, in_training, send_seconds
+from utils.planner.step_time.collectives import (
+    bandwidth_in_training,
+    hops_across_nodes,
+    send_seconds,
+)
 from utils.planner.step_time.kernels import memory_seconds
 from utils.planner.step_time.pass_seconds import BlockTime
 from utils.planner.step_time.step_end import step_end
@@ -79,12 +83,12 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
     Raises:
         ValueError: plan, model and batch do not divide, or the plan is not of the cluster's size.
     """
-    setup = ClusterSetup(model_shape(model), plan, batch, cluster)
+    setup = ClusterPlanContext(model_shape(model), plan, batch, cluster)
     setup.check()
     return time_of_step(setup)
 
 
-def time_of_step(setup: ClusterSetup) -> StepTime:
+def time_of_step(setup: ClusterPlanContext) -> StepTime:
     """`step_time` of a setup that is already checked."""
     dense, mixed = block_times(setup)
     pieces = dense, mixed, loss_time(setup), head_time(setup)
@@ -122,17 +126,17 @@ def _stage_time(
     return blocks + (head.times(stage.head) + loss.times(stage.loss))
 
 
-def _stage_work(setup: ClusterSetup, stage: Stage, time: BlockTime) -> StageWork:
+def _stage_work(setup: ClusterPlanContext, stage: Stage, time: BlockTime) -> StageWork:
     """A stage's work for one micro-batch, with what the host and the link to it add."""
     passes, recompute = time.forward + time.backward, time.recompute
-    accumulated = setup.trained[stage.kind] * setup.rules.accumulate_bytes
+    accumulated = setup.trained[stage.kind] * setup.conventions.accumulate_bytes
     added = memory_seconds(setup.gpu, accumulated)
     device = passes.total + recompute.total + added
     sent, back = _away_seconds(setup, stage), time.backward.total + recompute.total
     unhidden = max(0.0, sent - time.forward.total) + max(0.0, sent - back)
     host = _host_seconds(setup) * (stage.layers + stage.head)
-    waiting = host if setup.rules.host_exposed else max(0.0, host - device)
-    if setup.rules.launches is not None:
+    waiting = host if setup.conventions.host_exposed else max(0.0, host - device)
+    if setup.conventions.launches is not None:
         launching = launch_seconds(setup, stage)
         waiting = max(0.0, launching[0] - time.forward.total)
         waiting += max(0.0, launching[1] - back - added)
@@ -146,23 +150,23 @@ def _stage_work(setup: ClusterSetup, stage: Stage, time: BlockTime) -> StageWork
     )
 
 
-def _away_seconds(setup: ClusterSetup, stage: Stage) -> float:
+def _away_seconds(setup: ClusterPlanContext, stage: Stage) -> float:
     """To send one micro-batch's activations of a stage to the host, one direction."""
     plan = setup.plan
     if not plan.offload_activations:
         return 0.0
     some = stage.layers if plan.offload_layers is None else plan.offload_layers
     size = min(some, stage.layers) * setup.activations.kept[stage.kind]
-    return size / in_training(setup.gpu.pcie)
+    return size / bandwidth_in_training(setup.gpu.pcie)
 
 
-def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
+def launch_seconds(setup: PlanContext, stage: Stage) -> tuple[float, float]:
     """To launch a stage's forward and backward pass of one micro-batch, operation by operation.
 
     Checkpointing launches the forward pass of its blocks once more in backward. Waiting is counted
     pass by pass: the loss is read between them, or the optimizer's step ends both.
     """
-    plan, launches = setup.plan, setup.rules.launches
+    plan, launches = setup.plan, setup.conventions.launches
     if launches is None:
         return 0.0, 0.0
     forward, backward = setup.launched
@@ -175,20 +179,20 @@ def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
     return first * LAUNCH_SECONDS, (stage.layers * backward + again + ends) * LAUNCH_SECONDS
 
 
-def _host_seconds(setup: ClusterSetup) -> float:
+def _host_seconds(setup: ClusterPlanContext) -> float:
     """To launch one block's passes, the third one of recomputation included.
 
     Stages that exchange shapes before tensors make the host wait for the device, so that it has no
     lead left; then each collective of a block waits for the ranks of its group one by one. The
     sweep shows it over several nodes alone.
     """
-    plan, rules = setup.plan, setup.rules
+    plan, rules = setup.plan, setup.conventions
     launch = rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
     waits = rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and setup.cluster.nodes > 1
     return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
-def _sends(setup: ClusterSetup, work_seconds: float) -> float:
+def _sends(setup: ClusterPlanContext, work_seconds: float) -> float:
     """Activations and their gradients between stages, on the critical path.
 
     Stages work in step, so each micro-batch waits for the slowest hop of all, once a pass and
@@ -196,7 +200,7 @@ def _sends(setup: ClusterSetup, work_seconds: float) -> float:
     to the first; where the framework hides that behind the chunk beside it, only what is longer
     than the chunk's pass shows. Megatron-LM scatters what it sends over tp where it can.
     """
-    plan, rules, cluster = setup.plan, setup.rules, setup.cluster
+    plan, rules, cluster = setup.plan, setup.conventions, setup.cluster
     if plan.pp == 1:
         return 0.0
     sent = rules.residual_bytes * setup.tokens * setup.model.hidden

@@ -16,7 +16,7 @@ from utils.planner import (
     Cluster,
     Estimate,
     Plan,
-    Space,
+    SearchSpace,
     axis_bytes,
     estimate,
     plan_name,
@@ -94,7 +94,7 @@ def par(model: str) -> Estimate:
     """The fastest plan with the optimizer on the host."""
     case = next(data(seed) for seed, run in _RUNS.items() if run[0] == model)
     found = search(
-        case.model, case.cluster, case.batch, space=Space(offload=("none", "optimizer"))
+        case.model, case.cluster, case.batch, space=SearchSpace(offload=("none", "optimizer"))
     ).fastest
     assert found is not None, "each of these models fits with the host's memory"
     return found
@@ -108,7 +108,7 @@ def slower_on_ethernet(case: HalfTheCards, plan: Plan) -> float:
 
 def _verdict(case: HalfTheCards, answer: Mapping[str, Any]) -> Verdict:
     plan = answer["plan"]
-    if plan.lora is not None or plan.rules.name != "megatron":
+    if plan.lora is not None or plan.conventions.name != "megatron":
         return not_yet("every parameter trains, and framework is left as it is")
     found = estimated(case.model, case.cluster, plan, case.batch, "the plan")
     if isinstance(found, Verdict):

@@ -103,7 +103,7 @@ def _verdict(case: Brief, answer: Mapping[str, Any]) -> Verdict:
 
 
 def _plan(case: Brief, plan: Plan) -> Estimate | Verdict:
-    if plan.lora is not None or plan.rules.name != "megatron":
+    if plan.lora is not None or plan.conventions.name != "megatron":
         return not_yet("every parameter trains, and framework is left as it is")
     found = estimated(case.model, case.cluster, plan, case.batch, "the plan")
     if isinstance(found, Verdict):

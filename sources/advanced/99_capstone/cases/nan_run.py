@@ -47,7 +47,7 @@ class NanRun:
 
     Attributes:
         seed: Whose.
-        fp16, fp32: Step by step, as a `FlightRecorder` wrote them.
+        fp16, fp32: Step by step, as a `NumericsRecorder` wrote them.
     """
 
     seed: int

@@ -141,7 +141,7 @@ def _verdict(case: SmallModel, answer: Mapping[str, Any]) -> Verdict:
 
 
 def _plan(case: SmallModel, plan: Plan) -> Verdict:
-    if plan.rules.name != "fsdp" or plan.lora is not None:
+    if plan.conventions.name != "fsdp" or plan.lora is not None:
         return not_yet('all parameters train, with framework="fsdp"')
     found = estimated(case.model, case.cluster, plan, case.batch, "the plan")
     if isinstance(found, Verdict):

@@ -39,7 +39,7 @@ def estimated(
 def plan_name_of(plan: Plan) -> str:
     """The choices that differ from a plain plan."""
     plain = vars(Plan()) | {"framework": "megatron"}
-    mine = vars(plan) | {"framework": plan.rules.name}
+    mine = vars(plan) | {"framework": plan.conventions.name}
     if plan.lora is not None:
         mine["lora"] = f"rank {plan.lora.rank}, base {plan.lora.base}"
     changed = {name: value for name, value in mine.items() if value != plain[name]}

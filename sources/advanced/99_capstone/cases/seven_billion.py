@@ -131,7 +131,7 @@ def _adapters(case: OneCard, plan: Plan, best: Estimate) -> Estimate | Verdict:
 
 
 def _full(case: OneCard, plan: Plan, best: Estimate) -> Estimate | Verdict:
-    if plan.lora is not None or plan.rules.name != "deepspeed":
+    if plan.lora is not None or plan.conventions.name != "deepspeed":
         return not_yet(
             'full: every parameter trains, with framework="deepspeed"', got=plan_name_of(plan)
         )

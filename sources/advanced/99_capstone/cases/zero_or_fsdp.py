@@ -135,10 +135,10 @@ def _verdict(case: TwoJobs, answer: Mapping[str, Any]) -> Verdict:
 
 
 def _one(name: str, job: ShardedJob, plan: Plan) -> Estimate | Verdict:
-    if plan.rules.name != job.library:
+    if plan.conventions.name != job.library:
         return not_yet(
             f"job {name}: the library",
-            got=plan.rules.name,
+            got=plan.conventions.name,
             nudge=f"The job: {job.needs}. Which of the two is made for that? Plan(framework=...) names it.",
         )
     if plan.dp != job.cluster.gpus or plan.offload != "none" or plan.lora is not None:

@@ -23,7 +23,7 @@ from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stage
 
 
 @dataclass(frozen=True)
-class Setup:
+class PlanContext:
     """A model, its plan and its batch: what ranks hold and send, on whatever machines.
 
     Attributes:
@@ -44,9 +44,9 @@ class Setup:
         self.plan.check(self.model, self.batch)
 
     @cached_property
-    def rules(self) -> Framework:
+    def conventions(self) -> Framework:
         """The conventions of the plan's framework."""
-        return self.plan.rules
+        return self.plan.conventions
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -103,7 +103,7 @@ class Setup:
     @cached_property
     def launched(self) -> tuple[int, int]:
         """Operations that the host launches for one block, forward and backward; 0 where fused."""
-        launches = self.rules.launches
+        launches = self.conventions.launches
         return launches.passes(self.plan.lora, len(self.matrices)) if launches else (0, 0)
 
     @cached_property
@@ -133,13 +133,13 @@ class Setup:
         (Megatron-Bridge, `reuse_grad_buf_for_mxfp8_param_ag`).
         """
         in_fp8 = self.plan.precision == "fp8" and kept_in_fp8(self.plan)
-        return 1.0 if in_fp8 else self.rules.gathered_bytes
+        return 1.0 if in_fp8 else self.conventions.gathered_bytes
 
     @property
     def gathered_held(self) -> float:
         """Bytes that a gathered parameter of a block takes: with its copies in fp8, or these alone."""
         copies = FP8_COPIES[self.plan.precision]
-        return copies + self.rules.gathered_bytes * (not kept_in_fp8(self.plan))
+        return copies + self.conventions.gathered_bytes * (not kept_in_fp8(self.plan))
 
     def varied(self, fields: dict[str, Any]) -> Self:
         """The same setup with another `zero_stage` or `offload`, and all that is computed."""
@@ -150,7 +150,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class ClusterSetup(Setup):
+class ClusterPlanContext(PlanContext):
     """A setup on its machines: what takes seconds.
 
     Attributes:
@@ -160,7 +160,7 @@ class ClusterSetup(Setup):
     cluster: Cluster
 
     def check(self) -> None:
-        """Raises ValueError as `Setup.check`, or where the plan is not of the cluster's size."""
+        """Raises ValueError as `PlanContext.check`, or where the plan is not of the cluster's size."""
         super().check()
         check_size(self.plan, self.cluster)
 

@@ -10,11 +10,20 @@ import pytest
 from utils import planner
 from utils.catalog import model_shape
 from utils.planner import Batch, Cluster, Plan
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 
 PLANNER = Path(planner.__file__).parent
 # What a function can be handed; a setup is the first four in one.
-OBJECTS = {"ModelShape", "Cluster", "Plan", "Batch", "Stage", "Setup", "ClusterSetup", "Task"}
+OBJECTS = {
+    "ModelShape",
+    "Cluster",
+    "Plan",
+    "Batch",
+    "Stage",
+    "PlanContext",
+    "ClusterPlanContext",
+    "SearchTask",
+}
 MOST = 2
 # Public beside `planner.__all__`: lessons and evidence ask for them.
 PUBLIC = {*planner.__all__, "block_time", "hardware_flops", "tensor_traffic"}
@@ -46,7 +55,7 @@ def test_no_private_function_takes_more_than_two_of_the_planners_objects():
 
 COMPUTED = [
     name
-    for kind in ClusterSetup.__mro__
+    for kind in ClusterPlanContext.__mro__
     for name, member in vars(kind).items()
     if isinstance(member, cached_property)
 ]
@@ -56,7 +65,7 @@ COMPUTED = [
 def test_what_a_setup_hands_on_depends_on_neither_zero_nor_offload(name):
     model, batch = model_shape("mixtral-8x7b"), Batch(sequences=64, sequence_length=4096)
     plan = Plan(dp=4, tp=2, pp=2, ep=2, expert_tp=1, recompute="full", micro_batch=2)
-    setup = ClusterSetup(model, plan, batch, Cluster(gpu="H100", nodes=2))
+    setup = ClusterPlanContext(model, plan, batch, Cluster(gpu="H100", nodes=2))
     other = {"zero_stage": 3, "offload": "parameters"}
     fresh = replace(setup, plan=replace(plan, **other))
     handed = getattr(setup, name)
