@@ -18,7 +18,7 @@ from utils.units import GIB, format_bytes
 ROOT = Path(__file__).resolve().parents[1]
 SCALES = ("tiny", "small", "full")
 SMALL_GPU_BYTES = 16 * GIB
-_LESSON = re.compile(r"(labs/)?((beginner|intermediate|advanced)/\d\d[a-z]?|00a?|99)")
+_LESSON = re.compile(r"(labs/)?((beginner|intermediate|advanced)/\d\d[a-z]?|00[ab]?|99)")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
