@@ -15,7 +15,7 @@ from torch import Tensor
 from utils.lessons.lesson_18 import workers
 from utils.lessons.lesson_18.at_size import RANKS as GPUS
 from utils.lessons.lesson_18.at_size import of_one_rank
-from utils.lessons.lesson_18.compare import apart, gathered, sent_bytes
+from utils.lessons.lesson_18.compare import apart, gathered, merged_error, sent_bytes
 from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
 from utils.lessons.lesson_18.library import pytorch_ring, pytorch_sent_bytes
 from utils.lessons.lesson_18.pieces import attend_piece
@@ -74,6 +74,12 @@ def test_in_16_bits_gradients_travel_in_32_as_in_pytorchs_own_ring(way: str) -> 
         assert found.relative < 3 * BF16
         counted = found.put_in.get("send") or pytorch_sent_bytes(found.put_in, RANKS)
         assert counted == (8 * RANKS - 4) * 2 * LENGTH // RANKS * 2 * WIDTH
+
+
+def test_sums_in_16_bits_lose_more_the_more_parts_there_are() -> None:
+    few, many = (merged_error(parts, torch.bfloat16) for parts in (4, 64))
+    assert many > 2 * few > 2 * merged_error(4, torch.float32)
+    assert merged_error(64, torch.float32) < BF16
 
 
 def held_between(attention: Callable[..., Tensor]) -> tuple[int, int]:

@@ -13,12 +13,12 @@
 #
 # **The question.** A 7B model must train on sequences of 128k tokens, and longer. How do GPUs share one sequence?
 #
-# **Promise.** You add softmax up in blocks, pass keys around a ring of four ranks, and get one process's gradients, to
-# fp64's rounding. Chunked loss and checkpoints take a 7B's 128k tokens from 935 GiB a GPU to 74; eight GPUs on one sequence, to 23.
+# **Promise.** You add softmax up in blocks, pass keys around a ring of four ranks, and get one process's gradients.
+# Chunked loss and checkpoints take a 7B's 128k tokens from 935 GiB a GPU to 74; eight GPUs on one sequence, to 23.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 75 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
+# | 80, and 75 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | two minutes on two CPU cores |
 #
 # ## A bet
 #
@@ -42,7 +42,7 @@ from utils import Transformer, TransformerConfig, check, measure, model_shape, r
 from utils.catalog import link
 from utils.simulation.devices import simulated_device
 from utils.lessons.lesson_18.at_size import of_one_rank, token_flop
-from utils.lessons.lesson_18.compare import apart, gathered, sent_bytes
+from utils.lessons.lesson_18.compare import apart, gathered, merged_error, sent_bytes
 from utils.lessons.lesson_18.figures import draw_growth, draw_rounds
 from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
 from utils.lessons.lesson_18.library import pytorch_ring, pytorch_sent_bytes
@@ -66,8 +66,8 @@ show(draw_growth(growth, room_bytes=room_bytes, above=ABOVE, told_at=131_072, de
      alt="Peaks over 8k to 1M tokens, doubling as tokens double. At 128k: plain 935 GiB, chunked loss and checkpoints 74.3, a ring of eight 23.0. With 16% on top the second no longer fits, the ring does; at 1M it does not.")
 
 # %% [markdown]
-# **Read it.** A line climbs by two as the tokens double, once it leaves what does not grow (states, 10.6 GiB, and gathered
-# weights): with flash attention **nothing is quadratic but the work**. The column of 128k, simulated again, parts above 2 GiB:
+# **Read it.** A line doubles with the tokens, once it leaves what does not grow (states, 10.6 GiB, and gathered weights): with flash
+# attention **nothing is quadratic but the work**. The column of 128k, simulated again, parts above 2 GiB:
 
 # %% jupyter={"source_hidden": true}
 for name, how in LINES.items():
@@ -84,7 +84,7 @@ print(f"inputs of 28 blocks: 28 x 131,072 x 3,584 x 2 bytes = {28 * 131_072 * 35
 # %% [markdown]
 # **Read it.** Without a chunked loss logits of 152,064 words stay, and their gradients; without checkpoints
 # ([05](../intermediate/05_checkpointing.ipynb)) what 28 blocks keep. Both leave the blocks' inputs, 24.5 GiB, and **one** block's inside with
-# its gradients, 34. Do not count on 74.3 of 78.4 GiB: 86 do not fit. With the inputs on the host 53.5 fit, and 62.
+# its gradients, 34. Do not count on 74.3 of 78.4 GiB: 86 do not fit. With the inputs on the host 62 do.
 #
 # Twice the length fits neither way. Alone a GPU can go on: ALST tiles the MLP, too, and keeps checkpoints on the host: Llama-8B
 # on 500k tokens (published). Here the *tokens* are divided, and their work.
@@ -259,16 +259,17 @@ for name, way in {"sums in bf16": ring(True, torch.bfloat16), "sums in fp32": ri
     unit = 2 * 512 // RANKS * K * D  # numbers of a move
     print(f"{name:<21} error {max(rank.relative for rank in found):.2%} (measured); a rank sends {sent:,} bytes (counted): {sent / unit:.0f} a number of a move")
     assert sent == unit * (6 * RANKS - 4 if "bf16" in name else 8 * RANKS - 4), "n moves of gradients in another type"
+print("output of n parts on one process, sums in bf16 and fp32:", *(f"n {n}: {merged_error(n, torch.bfloat16):.2%} and {merged_error(n, torch.float32):.2%};" for n in (4, 16, 64)))
 
 # %% [markdown]
-# **Read it.** READ_BF16 PyTorch's `allgather` gathers keys; their gradients go around all the same, in fp32: $8n-4$ bytes for each
-# of a move's numbers, by either method, where bf16 would take $6n-4$.
+# **Read it.** In bf16 each merge rounds again: errors grow with the parts. In fp32 one rounding stays. PyTorch's `allgather` gathers keys;
+# their gradients go around all the same, in fp32: $8n-4$ bytes for each of a move's numbers, by either method, where bf16 takes $6n-4$.
 #
 # ## 3. Who holds which token
 #
 # Both layouts give the same sums and send the same bytes. Do they take the same **time**? Here each round sleeps, 200 ms
 # for a rank's queries against as many keys, less for fewer pairs: by construction the busiest takes 0.7 s or 0.4, and the picture
-# shows who waits. (Who sleeps needs no core: four processes act as four devices.)
+# shows who waits. (Who sleeps needs no core.)
 
 # %%
 def around(zigzag):
@@ -290,8 +291,8 @@ for layout, ranks in timed.items():
 print(f"in order takes {ends['in order'] / ends['zigzag'] - 1:.0%} longer; your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** In order rank $r$ meets $r$ ranks' keys whole and half of its own: the last 3.5 of 8, where 2 would be even. That is 75%
-# longer, $1-1/n$ in general. In **zigzag** each rank has half a square a round. Backward has the same rounds.
+# **Read it.** In order rank $r$ meets $r$ ranks' keys whole and half of its own: the last 3.5 of 8, where 2 would be even. That is $1-1/n$, 75%,
+# longer. In **zigzag** each rank has half a square a round. Backward has the same rounds.
 #
 # **Question.** Sixteen ranks, in order. How many percent of the ring's time is rank 0 at work?
 
@@ -448,7 +449,7 @@ for name, changed in {"packed": (), "positions go on": (own_document, torch.aran
     print(f"{name:<16} losses of tokens up to {gap:.0e} from those of each document alone")
     assert (gap > 1e-3) == (name == "no mask"), "one document leaks into another, or positions do not restart"
 counts = learned.view(RANKS, -1).sum(1).tolist()
-print("targets by rank:", *counts, f" in a mean of the ranks' means one of the fewest counts {max(counts) / min(counts):.2f} times one of the most")
+print("targets by rank:", *counts, f" in a mean of the ranks' means one on rank 0 counts {counts[-1] / counts[0]:.2f} times one on rank 3")
 
 # %% [markdown]
 # **Read it.** Without the mask documents leak. Positions that go on change no more than the fp32 angles' rounding: rotary
@@ -517,7 +518,7 @@ for name, sequences, step in (("both", 8, alone), ("both, checkpoints offloaded"
                               ("both, over a ring of 8", 1, seconds(qwen, 4, 400e12, link("NVLink 4").sustained_bytes_per_second))):
     peak, fits = growth[name][131_072], (1 + ABOVE) * growth[name][131_072] < room_bytes
     print(f"{name:<28} {peak / 2**30:>5.1f} GiB, {ABOVE:.0%} above {(1 + ABOVE) * peak / 2**30:>3.0f}: {'fits' if fits else 'does not'};",
-          f"{sequences} sequences in {step:>4.1f} s, {sequences * 131_072 / step / 8:,.0f} tokens/s a GPU")
+          f"{sequences} at a time in {step:>4.1f} s, {sequences * 131_072 / step / 8:,.0f} tokens/s a GPU")
 
 # %% [markdown]
 # **Read it.** A ring buys memory and small steps, no speed: as many tokens a second.
@@ -549,7 +550,7 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
     losses = run_ranks(train, RANKS, way, True, fault)[0]
     gaps = [b / a - 1 for a, b in zip(one_process, losses, strict=True)]
     of_left = f"; the first, over the 60 targets left, {losses[0] / one_process[0] * 64 / 60 - 1:+.1e}" * ("shifted" in fault)
-    print(f"{fault:<32} losses off by", *(f"{gap:+.1e}" for gap in gaps), of_left)
+    print(f"{fault:<32} losses off by", " ".join(f"{gap:+.1e}" for gap in gaps) + of_left)
     assert max(map(abs, gaps)) > 1e-6, f"{fault} was not found"
 
 # %% [markdown]
@@ -562,7 +563,7 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # %% [markdown]
 # ## Recap
 #
-# - With flash attention memory is linear in the length; chunked loss and checkpoints leave one block's inside.
+# - With flash attention memory is linear in the length.
 # - Softmax adds up by log-sum-exps, in fp32: keys may come from anywhere. Zigzag evens out a ring's work; heads are Ulysses'.
 # - Positions and shifted targets are split with the tokens; the loss is divided by all targets.
 #
