@@ -525,7 +525,8 @@ show(figure, alt="Peaks of eight ways, stacked by category, each in an outline o
 # - *The last block alone* gives back its inside, 0.8 GiB: at its tooth the logits, larger, are gone.
 #
 # *Every block* still peaks at the loss. Lower that, and the last tooth decides; with the default AdamW the optimizer
-# step does. Then states must shrink (lessons 06 to 09).
+# step does. Then states must shrink (lessons 06 to 09). For a model of yours
+# [this page](../00a_your_model.ipynb) tries every set of blocks.
 #
 # The price, in counted arithmetic:
 
