@@ -635,7 +635,7 @@ for (make, fault), losses in found.items():
 # whole = init_device_mesh(device.type, (world_size,))
 # for layer in model.layers:
 #     fully_shard(layer.experts, mesh=mesh["replicas"])
-#     layer.experts.set_gradient_divide_factor(world_size)  # in a group of one, too
+#     layer.experts.set_gradient_divide_factor(world_size)  # holds for one replica, too; there fp16 is divided twice
 #     layer.experts.set_force_sum_reduction_for_comms(replicas > 1)  # else bf16 sums are 0 to PyTorch 2.13 (issue 190745)
 #     fully_shard(layer, mesh=whole)
 # fully_shard(model, mesh=whole)
