@@ -458,7 +458,7 @@ P_text = sum(parameter.numel() for parameter in language_model.parameters())
 del language_model, language_optimizer, watch  # or they stay for the rest of the notebook
 
 # %% [markdown]
-# **Read it.** The spike stands where backward begins (the narrow phase before it is the loss). A band of the logits' size
+# **Read it.** The spike stands where backward begins (the yellow phase before it is the loss). A band of the logits' size
 # goes on through the *optimizer step*, which needs no logits. Who holds it? Count, with and without `del`:
 
 # %%
