@@ -18,7 +18,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 45, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | under a minute on two CPU cores |
+# | 45, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | under a minute on two idle CPU cores |
 
 # %% [markdown]
 # ## A bet
@@ -405,6 +405,8 @@ check("01.peak_moves", peak_moves)
 # Move the controls (in a running notebook): each change predicts by section 3's formula and the ledger, then measures.
 
 # %%
+optimizer = None  # Adam's state of ResNet-50, and its gradients: make room first
+model.zero_grad()
 both = partial(predicted_beside_measured, device=device)
 explore(both, batch_size=[1, 2, 4, 8, 16], model=["ResNet-18", "ResNet-50"], optimizer=["Adam, one by one", "SGD, momentum", "SGD"])
 
@@ -428,8 +430,6 @@ show(figure, alt)
 # tensors are alive at the peak? Which of them does `del` free?
 
 # %%
-optimizer = None  # Adam's state of ResNet-50: make room first
-model.zero_grad()
 B, T, V = 2, 128, 32_000
 language_model = Transformer(TransformerConfig(
     vocabulary=V, hidden=128, layers=4, heads=4, feedforward=352)).to(device)
@@ -458,7 +458,7 @@ P_text = sum(parameter.numel() for parameter in language_model.parameters())
 del language_model, language_optimizer, watch  # or they stay for the rest of the notebook
 
 # %% [markdown]
-# **Read it.** The spike stands where backward begins (the narrow phase before it is the loss). A band of the logits' size
+# **Read it.** The spike stands where backward begins (the yellow phase before it is the loss). A band of the logits' size
 # goes on through the *optimizer step*, which needs no logits. Who holds it? Count, with and without `del`:
 
 # %%
