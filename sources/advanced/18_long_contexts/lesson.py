@@ -106,8 +106,7 @@ def attend_in_blocks(q, k, v, size):
         larger = torch.maximum(top, scores.amax(-1, keepdim=True))
         weights, faded = (scores - larger).exp(), (top - larger).exp()
         total = total * faded + weights.sum(-1, keepdim=True)
-        out = out * faded + weights @ part_v
-        top = larger
+        out, top = out * faded + weights @ part_v, larger
     return out / total, (top + total.log())[..., 0]  # and the log of the sum of exponentials
 
 
