@@ -565,9 +565,9 @@ for way in ("none", "selective", "every block"):
 
 # %% jupyter={"source_hidden": true}
 figure = draw_speeds(record.rows, token_flops=plain / (4 * 2048), peak_flops=card("H200").bf16_tflops * 1e12, device=f"{record.device}, {record.date}",
-                     title="Recorded: 1.3B, 2,048 tokens a sequence, bf16, eager PyTorch")
+                     title=f"Recorded: 1.3B, 2,048 tokens a sequence, bf16, eager PyTorch {record.provenance['torch'].partition('+')[0]}")
 show(figure, alt="Tokens a second over the peak of a step for four ways and 1, 2, 4 and 8 sequences. Filled points, which no other beats "
-     "in both: every block of 2, 4 and 8 sequences, none of 2, every 2nd of 4, none of 4 and of 8.")
+     "in both: every block of any number, none of 2, 4 and 8, every 2nd of 4.")
 
 # %% [markdown]
 # **Read it.** Tensors came out as simulated, to half a percent; what is reserved, to 4%. *None, loss in chunks* has less to

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -38,7 +39,7 @@ def draw_speeds(
 
     Args:
         rows: of the record `gpt1b_recompute`.
-        token_flops: operations of a token without any recomputation, for the utilization.
+        token_flops: operations of a token without any recomputation, for the utilization (MFU).
         peak_flops: of the device, dense, a second.
         device: and the day, for the corner.
         title: with the setting.
@@ -57,9 +58,13 @@ def draw_speeds(
             _draw_way(axes, [row for row in rows if row["checkpointed"] == way], best, way, mark)
         utilization = 100 * THOUSAND * token_flops / peak_flops  # % a thousand tokens a second
         right = axes.secondary_yaxis(
-            "right", functions=(lambda y: y * utilization, lambda u: u / utilization)
+            "right",
+            functions=(
+                lambda y: np.multiply(y, utilization),
+                lambda u: np.divide(u, utilization),
+            ),
         )
-        right.set_ylabel("model FLOPs utilization (%, counted)")
+        right.set_ylabel(f"utilization (% of {peak_flops / 1e12:.0f} TFLOP/s)")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("peak of a step: bytes requested (GiB)")
