@@ -13,6 +13,12 @@ class Message(NamedTuple):
     source: str
     text: str
 
+    @property
+    def url(self) -> str:
+        """Where it can be read."""
+        repository, _, number = self.source.split()
+        return f"https://github.com/{repository}/issues/{number}"
+
 
 PUBLISHED = (
     Message(
