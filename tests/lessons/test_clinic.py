@@ -163,7 +163,7 @@ def test_where_fragmentation_dies_no_hole_serves(before: dict[str, Examination])
 
 def test_a_long_batch_is_over_its_budget_and_its_tokens_in_parts_are_not() -> None:
     patient = seven()["long_batch"]
-    found = sick(patient)
+    found = examine_over_budget(patient)
     cure = {"batch.chunk(parts)": "batch.chunk(max(parts, -(-batch.numel() // 1024)))"}
     after = examine(patient.edited(cure))
     assert found.bytes > (1 + MARGIN) * patient.limit_bytes, "clearly over"
