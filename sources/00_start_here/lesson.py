@@ -143,7 +143,7 @@ print(adam)
 # %% [markdown]
 # ## 5. The scoreboard, and your progress
 #
-# Each lesson adds rows and shows its own; `scoreboard()` shows all. Rows stay when you close the notebook.
+# Some lessons add rows and show their own; `scoreboard()` shows all. Rows stay when you close the notebook.
 
 # %%
 score("00", adam)

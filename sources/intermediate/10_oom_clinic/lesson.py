@@ -566,9 +566,9 @@ for name in patients:
 #
 # def log(when):
 #     alive, most, stats = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
-#     idle = torch.cuda.memory_reserved() - alive
+#     idle, pieces = torch.cuda.memory_reserved() - alive, stats["inactive_split_bytes.all.current"]
 #     print(f"{when}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, {idle >> 20:,} reserved and idle, "
-#           f"{stats['num_alloc_retries']} retries")
+#           f"{pieces >> 20:,} of it in pieces, {stats['num_alloc_retries']} retries")
 #     torch.cuda.reset_peak_memory_stats()
 #
 # torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
@@ -579,11 +579,11 @@ for name in patients:
 #
 # ```python
 # for step, batch in enumerate(loader):
-#     optimizer.zero_grad()
 #     loss_of(model, batch).backward()
 #     optimizer.step()
+#     optimizer.zero_grad()
 #     log(f"step {step}, batch {tuple(batch.shape)}")
-#     if step == 3:  # between two steps only what is kept is alive
+#     if step == 3:  # between two steps only the batch and what is kept are alive
 #         torch.cuda.memory._dump_snapshot("kept.pickle")
 # torch.cuda.memory._record_memory_history(enabled=None)  # stop: each allocation costs a stack trace
 # ```
@@ -597,6 +597,8 @@ for name in patients:
 #     def on_step_end(self, args, state, control, **kwargs):
 #         log(f"step {state.global_step}, batches {shapes}")
 #         shapes.clear()
+#         if state.global_step == 3:
+#             torch.cuda.memory._dump_snapshot("kept.pickle")
 #
 #     def on_evaluate(self, args, state, control, **kwargs):  # a validation's peak has a line of its own
 #         log(f"validation after step {state.global_step}, largest batch {max(shapes)}")
@@ -614,6 +616,7 @@ for name in patients:
 #
 # ```python
 # import pickle
+# from collections import Counter  # for made_by
 #
 # with open("kept.pickle", "rb") as file:
 #     print(*made_by(pickle.load(file), most=10), sep="\n")
@@ -621,10 +624,10 @@ for name in patients:
 #
 # | what you see | cure |
 # |---|---|
-# | a. *idle* is large, *retries* rise | `PYTORCH_ALLOC_CONF=expandable_segments:True` (in older PyTorch `PYTORCH_CUDA_ALLOC_CONF`) |
+# | a. *in pieces* is large, *retries* rise | `PYTORCH_ALLOC_CONF=expandable_segments:True` (in older PyTorch `PYTORCH_CUDA_ALLOC_CONF`) |
 # | b1. this process, else | the library's own limit; fewer process groups (NCCL) |
 # | b2. other processes | end them; `torch.cuda.set_device(local_rank)` |
-# | c. *alive* trends upwards | `made_by` names the line |
+# | c. *alive* trends upwards | `made_by` names the maker; search what keeps it |
 # | d. the peak's batch is the longest | cap its tokens; `train_sampling_strategy="group_by_length"` brings the longest first |
 # | d. logits | `use_liger_kernel=True`, `LigerFusedLinearCrossEntropyLoss` |
 # | d. optimizer step | a fused optimizer (Trainer's AdamW is, from PyTorch 2.8 on) |

@@ -23,7 +23,7 @@ from utils.ranks import run_ranks
 
 STEPS, DIES_IN = 8, 5
 ATTACH = "_cuda_attach_out_of_memory_observer"
-_STATS = {"num_alloc_retries": 0}
+_STATS = {"num_alloc_retries": 0, "inactive_split_bytes.all.current": 0}
 _OBSERVERS: list[Callable[[int, int, int, int], None]] = []
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -35,7 +35,7 @@ def block_1(text: str) -> None:
         assert [names["save"]] == _OBSERVERS, "what is called at the request that fails"
         names["log"]("here")
     assert re.fullmatch(
-        r"here: [\d,]+ MiB alive, .* reserved and idle, 0 retries\n", seen.getvalue()
+        r"here: [\d,]+ MiB alive, .* reserved and idle, 0 of it in pieces, 0 retries\n", seen.getvalue()
     )
 
 
@@ -61,7 +61,8 @@ def block_4(text: str) -> None:
 
 def _judge_trainer(text: str) -> None:
     shapes = [[(512, 64)]] * STEPS
-    _judge(lambda loss_of: _by_trainer(text, loss_of), shapes, ["oom_rank0.pickle"])
+    dumped = ["kept.pickle", "oom_rank0.pickle"]
+    _judge(lambda loss_of: _by_trainer(text, loss_of), shapes, dumped)
     seen = io.StringIO()
     with _counted_on_the_cpu(), contextlib.redirect_stdout(seen):
         _by_trainer(text, _loss_of, validate=True)
