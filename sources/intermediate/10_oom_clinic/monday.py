@@ -35,7 +35,8 @@ def block_1(text: str) -> None:
         assert [names["save"]] == _OBSERVERS, "what is called at the request that fails"
         names["log"]("here")
     assert re.fullmatch(
-        r"here: [\d,]+ MiB alive, .* reserved and idle, 0 of it in pieces, 0 retries\n", seen.getvalue()
+        r"here: [\d,]+ MiB alive, .* reserved and idle, 0 of it in pieces, 0 retries\n",
+        seen.getvalue(),
     )
 
 
