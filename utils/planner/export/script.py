@@ -207,7 +207,7 @@ def _parts(plan: Plan, model: str) -> list[str]:
     return [
         'held = chunks_of(SCHEDULE, mesh.get_local_rank("pp"), DIMS.pp, len(BLOCKS))',
         'with torch.device("meta"):',
-        f"    parts = [keep_chunk({model}, BLOCKS, chunk) for chunk in held]",
+        f"    parts = [keep_chunk({model}, BLOCKS, own) for own in held]",
     ]
 
 
