@@ -65,7 +65,12 @@ def _judge_trainer(text: str) -> None:
     dumped = ["kept.pickle", "oom_rank0.pickle"]
     _judge(lambda loss_of: _by_trainer(text, loss_of), shapes, dumped)
     seen = io.StringIO()
-    with _counted_on_the_cpu(), contextlib.redirect_stdout(seen):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        _counted_on_the_cpu(),
+        contextlib.redirect_stdout(seen),
+    ):
         _by_trainer(text, _loss_of, validate=True)
     told = re.findall(
         r"^validation after step \d+, largest batch \((\d+), 64\)", seen.getvalue(), re.M
