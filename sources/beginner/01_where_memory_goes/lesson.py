@@ -68,7 +68,7 @@ def make_step(model, optimizer, batch_size, micro_batches=1):
 
     def step():
         optimizer.zero_grad()
-        for some, answers in zip(images.chunk(micro_batches), labels.chunk(micro_batches)):
+        for some, answers in zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True):
             loss = F.cross_entropy(model(some), answers) / micro_batches
             loss.backward()
         optimizer.step()
