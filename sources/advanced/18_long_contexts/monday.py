@@ -120,20 +120,17 @@ def _packed(text: str) -> list[float]:
     own = places(LENGTH, dist.get_rank(), CP)
     whole = [torch.randn(1, n, LENGTH, 16, dtype=torch.float64, requires_grad=True) for n in (4, 2, 2)]  # fmt: skip
     seen = (document[:, None] == document).tril()
-    wanted = F.scaled_dot_product_attention(*whole, attn_mask=seen, enable_gqa=True)
+    q, k, v = whole
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
     pull = torch.randn_like(wanted)
     wanted.backward(pull)
     mine = [x.detach()[:, :, own].requires_grad_() for x in whole]
-    names = dict(
-        zip("qkv", mine, strict=True),
-        own=own,
-        document=document,
-        flex=_dense,
-        block_mask=create_block_mask,
-    )
+    names: dict[str, Any] = {"own": own, "document": document, "flex": _dense}
+    names |= {"block_mask": create_block_mask, **dict(zip("qkv", mine, strict=True))}
     made = run_block(text, **names, mesh=init_device_mesh("cpu", (CP,), mesh_dim_names=("cp",)))
     made["out"].backward(pull[:, :, own])
-    pairs = [(made["out"], wanted), *((m.grad, w.grad) for m, w in zip(mine, whole, strict=True))]
+    pairs: list[Any] = [(made["out"], wanted)]
+    pairs += [(m.grad, w.grad) for m, w in zip(mine, whole, strict=True)]
     return [(found - right[:, :, own]).abs().max().item() for found, right in pairs]
 
 
