@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from utils.checked import check_public
 from utils.units import Evidence
-from utils.views.style import course_style, print_evidence
+from utils.views.curves import draw_losses
+from utils.views.style import course_style
 
 __all__ = ["draw_bugs"]
 
@@ -41,19 +41,20 @@ def draw_bugs(
         raise ValueError(
             f"draw_bugs() takes losses and norms of the same runs; got {[*losses]} and {[*norms]}."
         )
+    one = {"one process": [0.0] * max(map(len, losses.values()))}
     with course_style():
-        figure = Figure(figsize=(10.5, 4.6), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=(1, 1))
-        for number, (name, values) in enumerate(losses.items()):
+        figure = draw_losses(
+            {**one, **losses}, minus="one process", evidence=evidence, title="Loss", unit="nats"
+        )
+        figure.set_size_inches(10.5, 4.6)
+        (left,), grid = figure.axes, figure.add_gridspec(1, 2)
+        left.set_subplotspec(grid[0])
+        left.get_legend().remove()
+        for number, line in enumerate(left.lines[: len(losses)]):
             style, marker = _LINES[number % len(_LINES)]
-            color = _COLORS[number % len(_COLORS)]
-            steps = range(1, len(values) + 1)
-            left.plot(steps, values, style, marker=marker, ms=5, color=color, lw=1.8, label=name)
-        left.axhline(0, color="black", lw=1)
-        left.xaxis.set_major_locator(MaxNLocator(integer=True))
-        left.set_xlabel("step")
-        left.set_ylabel("loss minus that of one process (nats)")
-        left.set_title("Loss")
+            line.set(linestyle=style, marker=marker, color=_COLORS[number % len(_COLORS)], lw=1.8)
+            line.set_markersize(5)
+        right = figure.add_subplot(grid[1])
         for number, (label, color, hatch) in enumerate(_STAGES):
             rows = [row + 0.36 * number - 0.18 for row in range(len(norms))]
             sizes = [ratio[number] for ratio in norms.values()]
@@ -79,7 +80,6 @@ def draw_bugs(
             *left.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=9
         )
         right.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9, frameon=False)
-        print_evidence(figure, [evidence])
     return figure
 
 
