@@ -194,7 +194,9 @@ def draw_load(loads: Mapping[str, Sequence[Tensor]], ranks: int = 4) -> Figure:
         both[0].set_ylabel("rows / mean")
         both[0].set_title("the busiest of 8 experts, k = 2", fontsize=11)
         both[1].set_title(f"the busiest of {ranks} ranks, two experts each", fontsize=11)
-        figure.suptitle("Rows over the mean: a thin line is a seed, a thick one the mean of two")
+        figure.suptitle(
+            "Rows over the mean: thin lines are seeds, thick ones their mean", weight="bold"
+        )
         figure.legend(loc="outside lower center", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.MEASURED])
     return figure
@@ -225,7 +227,7 @@ def draw_crossing(layouts: Mapping[str, tuple[float, float, float]]) -> Figure:
                 _box(axes, 0.5, y, f"{node}: 8 ranks\nrows inside: {inside:.1f} GB")
             color, kind = (_WEIGHTS, "weights and\ngradients") if weights else (_ROWS, "rows")
             look = {"arrowstyle": "<->", "color": color, "ls": "--" if weights else "-"}
-            width = 1 + (weights or rows) / 3
+            width = 1 + (weights or rows) / 5
             axes.annotate("", (0.5, 0.84), (0.5, 0.16), arrowprops=look | {"lw": width})
             axes.text(
                 0.58,
@@ -239,7 +241,8 @@ def draw_crossing(layouts: Mapping[str, tuple[float, float, float]]) -> Figure:
             axes.set_ylim(1.25, -0.25)
             axes.set_title(name, fontsize=11)
         figure.suptitle(
-            "What one rank sends in a step of 4,096 tokens: NVLink inside, InfiniBand across"
+            "One rank's step of 4,096 tokens: what NVLink carries inside, and InfiniBand across",
+            weight="bold",
         )
         print_evidence(figure, [Evidence.PREDICTED])
     return figure

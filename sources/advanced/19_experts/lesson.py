@@ -58,7 +58,7 @@ from utils.lessons.lesson_19.published import PARAMETERS
 from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes
 from utils.lessons.lesson_19.training import first_come, held_out, rows_sent, train, train_on_text
 from utils.simulation.devices import simulated_device
-from utils.views.breakdown import draw_breakdown
+from utils.views.breakdown import draw_breakdown, predicted
 
 # %% [markdown]
 # ## 1. Held, and used
@@ -258,12 +258,12 @@ def in_one_process(make=torch.optim.AdamW):
 one = run_ranks(in_one_process, 1)[0]
 results = run_ranks(on_ranks, RANKS)
 gap = max(abs(a / b - 1) for a, b in zip(results[0][0], one, strict=True))
-sent, predicted = sum(r[2] for r in results), RANKS * 4 * 2 * 32 * H * 8 * 2 * 10
+sent, expected = sum(r[2] for r in results), RANKS * 4 * 2 * 32 * H * 8 * 2 * 10
 held, everything = results[0][1], experts_held(small_model(mixture))
 print(f"10 losses {gap:.0e} from one process, in fp64; a rank holds {held:,} of {everything:,} numbers of the experts")
-print(f"put into exchanges: {sent:,} bytes by all ranks, predicted {predicted:,}")
+print(f"put into exchanges: {sent:,} bytes by all ranks, predicted {expected:,}")
 assert gap < 1e-12, "fp64 sums in another order: more than 1e-12 in ten steps is another gradient"
-assert sent == predicted and held == everything / RANKS, "over all ranks k T rows each, four times"
+assert sent == expected and held == everything / RANKS, "over all ranks k T rows each, four times"
 
 # %% jupyter={"source_hidden": true}
 first_step = run_ranks(rows_sent, RANKS, mixture, route)[0]
@@ -323,8 +323,9 @@ def numbers_kept(placement=None):
     return sum(p.to_local().numel() for p in experts.parameters())
 
 
-for says, placement in (("dimension 0", None), ("dimension 1", lambda p: Shard(1))):
-    print(f"split in {says}: numbers that each replica keeps", run_ranks(numbers_kept, RANKS, placement))
+by_expert_index, by_channel = zip(*run_ranks(lambda: (numbers_kept(), numbers_kept(lambda p: Shard(1))), RANKS), strict=True)
+print("numbers that each replica keeps, split in dimension 0:", *by_expert_index, "  in dimension 1:", *by_channel)
+assert len(set(by_channel)) == 1 and sum(by_channel) == sum(by_expert_index), "each replica keeps as much"
 
 # %% [markdown]
 # **Why not FSDP alone?** It gathers *all* experts of a layer on every rank. In GB, for a layer and step on 256 ranks with 4,096
@@ -351,19 +352,19 @@ for name, c in CONFIGS.items():
 # assumed: one rank is busy in every layer. *Simulated*: operations run without values, and every allocation is counted.
 
 # %% jupyter={"source_hidden": true}
-CASES = {"even": {}, "busy": {"load": 1.5}, "cured": {"load": 1.5, "recompute": True}, "one node": {"ranks": 8},
-         "one node, layers": {"ranks": 8, "load": 3.0, "layers_again": True}}
-at_size = {name: qwen3_30b_a3b(**case) for name, case in CASES.items()}
-card = simulated_device("H100").usable_bytes
-show(draw_breakdown(list(at_size.values()), title="One rank at its peak, Qwen3-30B-A3B, EP 8", limit=f"{card / 2**30:.1f}GiB"),
-     alt="; ".join(f"{found.name}: {found.peak_bytes / 2**30:.1f} GiB" for found in at_size.values()))
-(exchanged,) = (row.payload_bytes for row in at_size["even"].traffic if row.collective == "all-to-all")  # k rows a token, four times
-even, busy = at_size["even"].peak_bytes, at_size["busy"].peak_bytes
-print(f"16 ranks, all kept: fits the H100's {card / 2**30:.1f} GiB up to load {1 + 0.5 * (card - even) / (busy - even):.1f} (predicted)")
+even, busy, cured = (qwen3_30b_a3b(load=load, recompute=again) for load, again in ((1.0, False), (1.5, False), (1.5, True)))
+one_node = predicted("8 ranks, load 1, all kept", {k: n * (2 if k in ("parameters", "optimizer state") else 1) for k, n in even.breakdown.items()})
+bars, card = [even, busy, cured, one_node, qwen3_30b_a3b(ranks=8, load=3.0, layers_again=True)], simulated_device("H100").usable_bytes
+show(draw_breakdown(bars, title="One rank at its peak, Qwen3-30B-A3B, EP 8", limit=f"{card / 2**30:.1f} GiB"),
+     alt="; ".join(f"{bar.name}: {bar.breakdown.total_bytes / 2**30:.1f} GiB" for bar in bars))
+(exchanged,) = (row.payload_bytes for row in even.traffic if row.collective == "all-to-all")  # k rows a token, four times
+limit = 1 + 0.5 * (card - even.peak_bytes) / (busy.peak_bytes - even.peak_bytes)
+print(f"16 ranks, all kept: fits the H100's {card / 2**30:.1f} GiB up to load {limit:.1f} (predicted)")
 
 # %% [markdown]
 # **Read it.** On 16 ranks even rows fit, and load 1.5 does not: a row keeps its vector, gate and up, and two tensors made of these.
-# **Recompute the experts**, and a row keeps its vector alone. What is wrapped decides whether rows travel again:
+# (Leave room for fragmentation.) **Recompute the experts**, and a row keeps its vector alone. What is wrapped
+# decides whether rows travel again:
 
 # %%
 WRAPPED = {"experts alone": partial(mixture_on_ranks, work=partial(checkpoint, by_expert, use_reentrant=False)),
@@ -376,8 +377,8 @@ for name in WRAPPED:
 print(f"Qwen3's experts once more are {qwen3_flops(experts_alone=True) / 3 / qwen3_flops():.0%} of a step's products (predicted)")
 
 # %% [markdown]
-# **Read it.** Wrap the experts alone where the network is slow. Libraries recompute whole layers: rows travel half as often again,
-# and one node fits load 3.
+# **Read it.** Wrap the experts alone where the network is slow. Libraries recompute whole layers: rows travel six times in place of
+# four, and one node fits load 3.
 #
 # ## 4. Balance
 #
@@ -417,8 +418,7 @@ trained = {way: [train_on_text(partial(Steered, 64, 64, 8, 2, mixture), partial(
 show(draw_load({way: [loads for _, loads, _ in runs] for way, runs in trained.items()}),
      alt="Rows of the busiest of eight experts, and of four ranks, over the mean, by step, two seeds: soon near the worst; left alone "
      "they fall less than with an auxiliary loss or a bias.")
-alike = trained["left alone"][0][2]
-print("left alone: part of a token's vector that is the mean vector, at step", *(f"{n}: {alike[n - 1]:.2f};" for n in (1, 10, 100)), "1 is all")
+print("left alone: part of a token's vector that is the mean vector,", *(f"step {n}: {trained['left alone'][0][2][n - 1]:.2f}" for n in (1, 10, 100)))
 
 # %% [markdown]
 # **Read it.** All three collapse at first: nearly every token chooses the same experts, because tokens' vectors have become alike. Left
@@ -468,7 +468,7 @@ for way, runs in trained.items():
     print()
 
 # %% [markdown]
-# **Read it.** Dropless losses differ as much between seeds as between ways. A cure decides the *load*: with room for 1.25 times the
+# **Read it.** Dropless losses differ about as much between seeds as between ways. A cure decides the *load*: with room for 1.25 times the
 # mean, the router left alone drops 34% of rows.
 #
 # ## 5. Inside a node, or across nodes?
@@ -511,8 +511,8 @@ print("* the fastest, or within 3% of it")
 
 # %% [markdown]
 # **Read it.** **The dispatcher decides, then the tokens. Sent once per node, EP 16 is never more than 3% behind, and it is ahead at
-# 2,048 tokens, too few to hide 0.30 s of weights. With a plain all-to-all EP 8 wins, if its weights are hidden, but for 2,048 tokens
-# at 400 TFLOP/s.**
+# 2,048 tokens, too few to hide 0.30 s of weights. With a plain all-to-all EP 8 wins if its weights are hidden, except at 2,048
+# tokens and 400 TFLOP/s.**
 #
 # ## Break it, diagnose it
 #
@@ -554,7 +554,7 @@ for (make, fault), losses in found.items():
 # - Expert parallelism moves rows: a mean rank puts in $4kTh$ numbers a layer and step, whatever $E$ is.
 # - Experts' gradients are summed already: their group is their replicas, their divisor is the number of all ranks.
 # - Imbalance is waiting, dropped rows, or one rank's memory. Count it by ranks.
-# - Across nodes, send a token once per node.
+# - Across nodes send a token once.
 #
 # **Test yourself.** You double $E$, on twice the ranks, each with as many tokens. What happens to states and to bytes sent, on a rank?
 #
