@@ -241,8 +241,7 @@ def draw_crossing(layouts: Mapping[str, tuple[float, float, float]]) -> Figure:
             axes.set_ylim(1.25, -0.25)
             axes.set_title(name, fontsize=11)
         figure.suptitle(
-            "One rank's step of 4,096 tokens: what NVLink carries inside, and InfiniBand across",
-            weight="bold",
+            "GB that a rank sends in a step of 4,096 tokens, inside and across", weight="bold"
         )
         print_evidence(figure, [Evidence.PREDICTED])
     return figure

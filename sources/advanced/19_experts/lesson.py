@@ -83,8 +83,7 @@ for name, config in CONFIGS.items():
 
 # %%
 show(draw_held_and_used(models),
-     alt="Billions of parameters that a token uses, and that are held: Mixtral 12.9 and 46.7, Qwen3-30B-A3B 3.4 and 30.5, "
-     "DeepSeek-V3 37.6 and 671.")
+     alt="Billions of parameters used, and held: Mixtral 12.9 and 46.7, Qwen3-30B-A3B 3.4 and 30.5, DeepSeek-V3 37.6 and 671.")
 held, used = models["Mixtral-8x7B"]
 print(f"states at 16 bytes a parameter: {16 * held:.0f} GB, and {16 * used:.0f} GB of a dense model; "
       f"{held / used:.1f} times as many, and your bet was {my_bet_times}")
@@ -338,10 +337,9 @@ print("predicted       FSDP alone: in backward    moved    EP x replicas: rows m
 for name, c in CONFIGS.items():
     width = getattr(c, "moe_intermediate_size", c.intermediate_size)
     parts, held = min(ranks, c.num_local_experts), c.num_local_experts * 3 * c.hidden_size * width
-    replicas = ranks // parts
-    alone, within = moved * (1 - 1 / ranks) * held, moved * (1 - 1 / replicas) * held / parts
+    alone, within = moved * (1 - 1 / ranks) * held, moved * (1 - parts / ranks) * held / parts  # over ranks / parts replicas
     rows = 4 * (1 - 1 / parts) * c.num_experts_per_tok * tokens * c.hidden_size * 2
-    print(f"{name:<20}{at_peak * held / 1e9:17.1f} {alone / 1e9:11.1f} {f'{parts} x {replicas}':>12} {rows / 1e9:14.2f} {within / 1e9:14.2f}",
+    print(f"{name:<20}{at_peak * held / 1e9:17.1f} {alone / 1e9:11.1f} {f'{parts} x {ranks // parts}':>12} {rows / 1e9:14.2f} {within / 1e9:14.2f}",
           f"{tokens * (alone - within) / rows:20,.0f}")
 
 # %% [markdown]
@@ -416,8 +414,7 @@ WAYS, SEEDS = ("left alone", "auxiliary loss", "bias"), range(2)
 trained = {way: [train_on_text(partial(Steered, 64, 64, 8, 2, mixture), partial(added_loss, way), partial(after_step, way), seed)
                  for seed in SEEDS] for way in WAYS}  # 100 steps on the bytes of Python's own library
 show(draw_load({way: [loads for _, loads, _ in runs] for way, runs in trained.items()}),
-     alt="Rows of the busiest of eight experts, and of four ranks, over the mean, by step, two seeds: soon near the worst; left alone "
-     "they fall less than with an auxiliary loss or a bias.")
+     alt="Rows of the busiest expert, and rank, over the mean, by step: soon near the worst; left alone they fall less than with a cure.")
 print("left alone: part of a token's vector that is the mean vector,", *(f"step {n}: {trained['left alone'][0][2][n - 1]:.2f}" for n in (1, 10, 100)))
 
 # %% [markdown]
