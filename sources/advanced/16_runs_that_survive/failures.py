@@ -58,7 +58,7 @@ def draw_days(
             for kind, (c, h) in _KINDS.items()
             if kind in kinds
         ]
-        figure.legend(handles=handles, loc="outside right upper")
+        figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
         print_evidence(figure, [evidence])
     return figure
 

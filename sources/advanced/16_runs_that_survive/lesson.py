@@ -24,8 +24,8 @@
 #
 # ## A bet
 #
-# You train on 256 GPUs for 30 days. A save stops the training for one minute. Every how many minutes do you save? Write a
-# number; section 1 draws it into its picture.
+# You train on 256 GPUs for 30 days. A save stops the training for one minute. Every how many minutes do you save? Section
+# 1 draws your number.
 
 # %%
 my_bet_minutes = ...
@@ -109,7 +109,7 @@ show(draw_days(lanes, title="One run of 200: a failure each 8 h, save 5 min, res
 # lies between.
 #
 # It depends on the mean time between failures, which published logs give. A count (Llama 3: 419 in 54 days) is a sample: the
-# **exact Poisson interval** holds the rates under which such a count is no surprise, if failures come independently.
+# **exact Poisson interval** holds the rates under which such a count is no surprise.
 
 # %% jupyter={"source_hidden": true}
 gpus, rows = 256, []
@@ -231,7 +231,8 @@ show(draw_files(work / "four", "model.embed.weight", 2, title="One tensor of the
 
 # %% [markdown]
 # **Read it.** Weights and two moments in fp32 make 12 bytes a parameter, divided by the ranks; headers add the rest. Two ranks
-# read the pieces of four: DCP *reshards*. Sums in another order move losses where fp32 ends; moments left out, far more.
+# read the pieces of four: DCP *reshards*. Sums in another order move losses where fp32 ends. Without the moments they
+# move far more.
 #
 # `dcp.save` blocks until all is written. `dcp.async_save` copies to host memory, and a thread writes. What *blocks* is
 # the save time $d$ of section 1. Is the copy safe, if training goes on while the thread writes?
@@ -404,7 +405,7 @@ show(draw_left(left, title="What a kill in a save left, by the state that the sa
 
 # %% [markdown]
 # **Read it.** Up to `summed` a load finds the save before; from `named` on it finds the new one. No checkpoint that had its name
-# was lost. A power cut is not tested: only `fsync` brings to the disk what a kill leaves in memory.
+# was lost. A kill leaves what the system holds in memory, so `fsync` is not tested: that would take a power cut.
 #
 # Here rank 0 reads everything again, which for terabytes takes long and blesses a damaged write. `save_safely` in
 # `utils.parallel.safe_checkpoint` sums each rank's files *as it writes them*. **A checkpoint is code**: `dcp.load` unpickles what
@@ -432,7 +433,7 @@ print("another model:", told(load, work / "safe", 64))
 #
 # A resumed curve that looks *similar* proves nothing. Equality can be tested. Besides weights and moments a run has the
 # **schedule** of its learning rate, the **scaler** of fp16, the place in the **data** (torchdata's `StatefulDataLoader` knows
-# it, also in the middle of an epoch), and the **random states** of every rank. This run has all of them:
+# it), and the **random states** of every rank. This run has all of them:
 
 # %%
 print(inspect.getsource(Run))
@@ -550,7 +551,7 @@ shutil.rmtree(work, ignore_errors=True)
 # ### Where next
 #
 # [Lesson 16a](16a_when_a_run_breaks.ipynb) kills ranks, hosts and links. The
-# [lab](../../labs/advanced/16_runs_that_survive.ipynb) is for both lessons (`make my-labs` copies it); compare with the
+# [lab](../../labs/advanced/16_runs_that_survive.ipynb) is for both lessons; compare with the
 # [solution](../../solutions/advanced/16_runs_that_survive.ipynb). **References.** Daly 2006, *A higher order
 # estimate of the optimum checkpoint interval*. Llama Team 2024, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783). Kokolis
 # and others 2024, [arXiv:2410.21680](https://arxiv.org/abs/2410.21680). PyTorch,
@@ -562,10 +563,11 @@ shutil.rmtree(work, ignore_errors=True)
 #
 # **Plain PyTorch.** Your program has made `model`, `optimizer`, `schedule`, `loader` (a `StatefulDataLoader` with a stateful
 # sampler) and `folder`, a `Path` on a file system that all ranks see. Begin with `step, batches = resume()`, call `save(step)`
-# between steps, and `finish()` at the end. The last two saves stay, and every 32nd: one a day at 45 minutes.
+# between steps, and `finish()` at the end. After each step ask `must_stop()`; if it is true, save, finish and leave. The last
+# two saves stay, and every 32nd: one a day at 45 minutes.
 #
 # ```python
-# import json, os, shutil, zlib
+# import json, os, shutil, signal, zlib
 # from concurrent.futures import ThreadPoolExecutor
 # from pathlib import Path
 # import torch
@@ -577,6 +579,13 @@ shutil.rmtree(work, ignore_errors=True)
 # gpu, rank, ranks = torch.cuda.is_available(), dist.get_rank(), dist.get_world_size()
 # stager = DefaultStager(StagingOptions(use_pinned_memory=gpu, use_non_blocking_copy=gpu, use_shared_memory=False, use_async_staging=False))
 # writers, thread, under_way = dist.new_group(backend="gloo"), ThreadPoolExecutor(1), None
+# asked_to_stop, agreement = torch.zeros(1), dist.new_group(backend="gloo")
+# signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.fill_(1))  # schedulers and spot hosts send it before they kill
+#
+#
+# def must_stop():  # after each step, on all ranks: what one rank was sent stops all of them
+#     dist.all_reduce(asked_to_stop, dist.ReduceOp.MAX, group=agreement)
+#     return bool(asked_to_stop)
 #
 #
 # def pieces():  # add what else your run goes on with: the epoch of set_epoch, a scaler, other random states

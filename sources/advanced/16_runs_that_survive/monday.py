@@ -97,6 +97,10 @@ def _by_hand(text: str, folder: Path, is_resumed: bool) -> list[float]:
     assert step == SAVED * is_resumed, f"it begins at step {step}"
     losses = [_step(names, batch, number) for number, batch in _numbered(batches, step)]
     names["finish"]()
+    assert not names["must_stop"](), "nobody was asked to stop"
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert names["must_stop"](), "what one rank was sent stops all of them"
     dist.barrier()  # rank 0 names what was saved last
     return losses
 
