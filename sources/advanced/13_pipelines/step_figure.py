@@ -31,9 +31,9 @@ def draw_steps(
         for row, (theory, drawn, rounds) in enumerate(steps.values()):
             first = not row  # names each look once in the legend
             axes.barh(row, theory, 0.5, color=THEORY,
-                      label="theory: passes alone (predicted)" if first else None)  # fmt: skip
+                      label="passes (predicted)" if first else None)  # fmt: skip
             axes.barh(row, drawn - theory, 0.5, left=theory, color=DRAWN, hatch="///", edgecolor="white",
-                      label="launches and messages (predicted)" if first else None)  # fmt: skip
+                      label="launches, messages (predicted)" if first else None)  # fmt: skip
             axes.plot(rounds, [row] * len(rounds), "o", markerfacecolor="none", color="black",
                       markersize=8, label="a round (measured)" if first else None)  # fmt: skip
         axes.set_yticks(range(len(steps)), list(steps))
@@ -42,7 +42,7 @@ def draw_steps(
         axes.set_xlabel("seconds of a step")
         axes.grid(visible=False, axis="y")
         axes.set_title(title)
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower left", ncols=3)
         print_evidence(figure, [Evidence.PREDICTED, Evidence.MEASURED])
     return figure
 
