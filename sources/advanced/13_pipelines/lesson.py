@@ -324,6 +324,7 @@ def measured(rows, micro_batches=MICRO_BATCHES):
     return rounds_of(rows, run_ranks(sleep_through, RANKS, naps, rows, micro_batches, NAP))
 
 
+# %%
 _ = measured(programs["1F1B"])  # once for nothing: the first run of a process loads what it needs
 launch, transfer = launch_and_message(measured(schedule_actions("gpipe", RANKS, 4), 4)[0])
 print(f"a launch {1e3 * launch:.1f} ms, a message {1e3 * transfer:.1f} ms (measured)")
@@ -342,6 +343,8 @@ display(pd.DataFrame(table).style.format(precision=3, na_rep="").hide().set_capt
     "steps in seconds: theory and drawn (predicted), shortest and longest of three rounds (measured)"))
 show(draw_steps(steps, title="A step of 8 micro-batches: passes of 40 ms on four ranks"),
      alt="Steps of four schedules: in theory, drawn with launches and messages, and three measured rounds of each.")
+
+# %%
 show(draw_schedules({name: panels[name] for name in panels if name.startswith("inter")}, unit="seconds",
                     title="Sleeps of 20 ms for each F, I and W of a chunk"),
      alt="Interleaved 1F1B as drawn, and the shortest of three rounds of four sleeping processes.")
@@ -462,6 +465,7 @@ def fly(rows, post=Mail):
     return log
 
 
+# %%
 lists = reversed(programs["1F1B"])
 hung = read_program([[f"{rank}{kind}{k}" for _, kind, k in row] for rank, row in enumerate(lists)])
 for rank, log in enumerate(run_ranks(fly, RANKS, hung)):
