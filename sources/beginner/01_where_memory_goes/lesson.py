@@ -55,7 +55,7 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. One step in one picture
 #
-# Random images will do: only their shapes matter for memory. What this lesson measures is fp32, 4 bytes a number. `measure`
+# What this lesson measures is fp32, 4 bytes a number. `measure`
 # runs the step once to warm up, then once with every allocation recorded.
 
 # %%
@@ -85,10 +85,9 @@ show(draw_timeline(first), alt="Stacked memory over one training step: activatio
      "gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
-# **Read it.** The height is the memory of all tensors, the colours say
-# what for, the background names the phase. Parameters and Adam's state are there the whole time.
-# Forward builds *activations* up. Backward walks from the last layer to the first, frees activations
-# and makes *gradients*. The optimizer step changes the weights. Who is alive at the peak:
+# **Read it.** The height is the memory of all tensors, the colours say what for, the background names the phase. Forward
+# builds *activations* up. Backward walks from the last layer to the first, frees activations and makes *gradients*. Who is
+# alive at the peak:
 
 # %%
 found = first.breakdown
@@ -97,16 +96,13 @@ print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of
 
 # %% [markdown]
 # **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one operation
-# borrows. *Logits* come in section 6. The sum is complete for model, optimizer, images and all that the step allocates.
-# Labels (8 bytes an image), other models and libraries are not in it. New words stand in the
-# [glossary](../00_glossary.ipynb).
+# borrows. *Logits* come in section 6. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. Whose count is it?
 #
-# A GPU has small memories beside its arithmetic (registers and caches, an A100's 87 MiB by NVIDIA's whitepaper) and one
-# large one for your tensors: **HBM** (high-bandwidth memory), or GDDR on many cards. PyTorch's
-# `OutOfMemoryError` means the large one. Three counters look at it, each at more than the one before:
+# A GPU has one large memory for your tensors: **HBM** (high-bandwidth memory), or GDDR on many cards. PyTorch's
+# `OutOfMemoryError` means that one. Three counters look at it, each at more than the one before:
 #
 # | who counts | what it adds |
 # |---|---|
@@ -148,8 +144,7 @@ print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.prove
 # | else: "allocated by PyTorch" | tensors: sections 3 to 6 |
 #
 # Here two rows hold: the pieces would have served, and a library keeps a sixth of the card. The setting is the cheaper first
-# try. PyTorch gives whole free segments back before it fails, so what is left are pieces
-# ([lesson 10](../intermediate/10_oom_clinic.ipynb)). Compare techniques by `max_memory_allocated()`. A step surely *fits*
+# try ([lesson 10](../intermediate/10_oom_clinic.ipynb)). Compare techniques by `max_memory_allocated()`. A step surely *fits*
 # where `max_memory_reserved()` and what lies outside fit. It surely does not where `max_memory_allocated()` and what lies
 # outside do not. Between the two, try it
 # ([notes on CUDA memory](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management)).
@@ -163,7 +158,7 @@ print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.prove
 # \underbrace{4P + 4P}_{\text{Adam: running means}} = 16P \ \text{bytes}$$
 #
 # Adam keeps two running means for each parameter: of its gradient, and of the gradient's square.
-# All of these together are the **model states**. Nothing in the formula knows the batch.
+# All of these together are the **model states**.
 
 # %% tags=["nbval-check-output"]
 P = sum(parameter.numel() for parameter in model.parameters())
@@ -189,8 +184,8 @@ beside = {str(Evidence.PREDICTED): adam_states(P), str(Evidence.MEASURED): dict(
 pd.DataFrame(beside).fillna(0).astype(int).rename_axis("bytes at the end of the step")
 
 # %% [markdown]
-# **Read it.** Parameters and gradients equal the formula, to the byte. Adam holds a step counter of 4 bytes more
-# for each tensor. Not predicted are the buffers (batch norm's running statistics) and the inputs, which are small.
+# **Read it.** Parameters and gradients equal the formula to the byte. Adam holds a step counter of 4 bytes more
+# for each tensor.
 #
 # ### Which optimizer, which states
 #
@@ -236,10 +231,9 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 # ### A folklore formula
 #
 # "18 bytes a parameter" ([Hugging Face](https://huggingface.co/docs/transformers/model_memory_anatomy), for mixed precision)
-# is often multiplied by the bytes of a parameter once more. The sum above is 16 = 4 + 4 + 8. *Mixed precision* has a 16-bit
-# copy of the weights besides, and 12 bytes are its fp32 weights (4) and Adam's means (8). With 16-bit gradients that makes
-# 2 + 2 + 12 = 16, as in the ZeRO paper; with fp32 gradients 2 + 4 + 12 = 18
-# ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)). For Llama-2-7B:
+# is often multiplied by the bytes of a parameter once more. *Mixed precision* has a 16-bit copy of the weights beside fp32
+# weights (4) and Adam's means (8): 2 + 2 + 12 = 16 with 16-bit gradients, as in the ZeRO paper, and 2 + 4 + 12 = 18 with fp32
+# gradients ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)). For Llama-2-7B:
 
 # %% tags=["nbval-check-output"]
 llama = model_shape("llama-2-7b")
@@ -296,8 +290,8 @@ print(f"ledger / (activations + inputs) = {ratio:.4f}")
 assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since the measurement?"
 
 # %% [markdown]
-# **Read it.** Your ledger asks autograd. The meter asks the allocator: a block that was born in forward and lives when
-# backward begins is an *activation*. Two ways, one number. The inputs count because the first layer keeps the images.
+# **Read it.** Your ledger asks autograd, the meter the allocator: a block that was born in forward and lives when
+# backward begins is an *activation*. Two ways, one number.
 #
 # ### One batch after the other
 #
@@ -365,7 +359,6 @@ few, labels = images[:2], torch.randint(0, 10, (2,), device=device)
 
 history = []
 
-
 def four_batches(train=False):
     total = torch.zeros((), device=device)
     for _ in range(4):
@@ -386,9 +379,8 @@ print(*(f"{name}: at most {format_bytes(most)};" for name, most in highest.items
 assert highest["validation"] > 3 * highest["training"], "the history is not held: does the sum keep its losses?"
 
 # %% [markdown]
-# **Diagnose it.** The sum has a history, which holds every batch's graph with what autograd saved. Under `torch.no_grad()`
-# nothing is saved. In training `backward` has freed it. A loss that no backward visits keeps all: validation, a metric, a
-# penalty that is only logged. Add up `loss.item()` or `loss.detach()`.
+# **Diagnose it.** The sum has a history, which holds every batch's graph with what autograd saved. In training `backward` has
+# freed it. A loss that no backward visits keeps all: validation, a metric, a penalty that is only logged. Add up `loss.item()`.
 
 # %% [markdown]
 # ## 5. Why the peak is where it is
@@ -446,10 +438,8 @@ figure, alt = both(16, "ResNet-18", "Adam, one by one")
 show(figure, alt)
 
 # %% [markdown]
-# **Read it.** The formula's two errors again: all gradients with all activations, and no temporaries. Here the first is the
-# larger. Try batch 1: the prediction is too low.
-
-# %% [markdown]
+# Try batch 1: the prediction is too low.
+#
 # ## 6. A transformer: the last layer can be the largest
 #
 # A language model ends in one score for each token of its vocabulary, at each position: the **logits**. For a batch of
@@ -489,8 +479,8 @@ P_text = sum(parameter.numel() for parameter in language_model.parameters())
 del language_model, language_optimizer, watch  # or they stay for the rest of the notebook
 
 # %% [markdown]
-# **Read it.** The spike stands where backward begins (the yellow phase before it is the loss). A band of the logits' size
-# goes on through the *optimizer step*, which needs no logits. Who holds it? Count, with and without `del`:
+# **Read it.** The spike stands where backward begins. A band of the logits' size goes on through the *optimizer step*, which
+# needs no logits. Who holds it? Count with and without `del`:
 
 # %%
 after = text.timeline.at(text.timeline.end_ns)
@@ -519,9 +509,8 @@ compare([text, lean], title="Who holds the logits? Before and after one line")
 # %% [markdown]
 # ## Recap
 #
-# - The peak is a moment. Only what is alive then counts.
+# - The peak is a moment: measure, then ask of each large block who holds it.
 # - States do not depend on the batch: 16 bytes per parameter for fp32 with Adam.
-# - Measure, then ask of each large block: who holds it?
 #
 # **Test yourself.** Name a technique for each category, then compare. Brackets have the cost.
 #
@@ -534,9 +523,6 @@ compare([text, lean], title="Who holds the logits? Before and after one line")
 # | logits and loss | batch, sequence, vocabulary | `del logits` (nothing), chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
 # | temporaries of backward | batch, operation | fused kernels, chunked loss, smaller micro-batch | checkpointing |
 # | temporaries of the optimizer | model | `fused=True` | a smaller batch |
-#
-# With several GPUs each adds buffers for communication ([04](04_four_ranks.ipynb)) and gathered layers
-# ([09](../intermediate/09_sharding.ipynb)).
 #
 # Do the [lab](../../labs/beginner/01_where_memory_goes.ipynb), in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/beginner/01_where_memory_goes.ipynb). Lesson [02](02_mixed_precision.ipynb) makes activations

@@ -78,7 +78,6 @@ def parts_of(text):
     """Bytes of the request, the card and its parts."""
     size = {name: float(n) * SIZE[unit] for name, field in FIELDS.items() for n, unit in re.findall(field, text)[:1]}
     ours = size["tensors"] + size["in pieces"]
-    # In a container PyTorch does not know its own number: take the largest process that can hold our bytes.
     numbered = [float(n) * SIZE[unit] for n, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+)", text)]
     process = size.get("process", max((held for held in numbered if held >= ours), default=ours))
     free = size.get("free", size["card"] - process)
@@ -122,9 +121,8 @@ pd.DataFrame(shares).T
 #
 # - **a.** *Would "free" and "in pieces" together have served the request, and are the pieces a tenth of the card or more?* The
 #   bytes are there, in pieces too small.
-# - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library's own allocations, NCCL, the CUDA
-#   context. **b2**: other processes; `nvidia-smi` names them. OCRFlux ran in a container, where the error says only "Process
-#   30427 has": the code takes the largest for ours.
+# - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library, NCCL, the CUDA context. **b2**: other
+#   processes; `nvidia-smi` names them. OCRFlux ran in a container, where no process is called "this": the largest is ours.
 # - **c.** *If not, tensors fill the card. Do they grow from step to step?* Something is kept. Count what is alive after each step.
 # - **d.** *If not, one moment is too large*, such as CADS' single request for 72% of its card.
 
@@ -174,7 +172,7 @@ for name, changes in half_cures.items():
 # %% [markdown]
 # **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here
 # it costs next to nothing: `backward()` has freed what this graph had saved. No backward visits the other sum, so each
-# step's logits wait for one. Beware of a metric, a validation loss, a penalty that is logged and not trained.
+# step's logits wait for one.
 
 # %%
 cures = {"kept_graph": patients["kept_graph"].edited(
@@ -394,8 +392,7 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # **Read it.** In this model the switch needs no edit (the card was not recorded with it). Set it before CUDA starts.
 #
 # The edit holds ten rooms where nine features were alive: its peak is higher, and still less is reserved. Given the H200's
-# own requests (larger: cuBLAS' workspace, among others), the replay reserves what the card did. The slack falls from 118 to 48
-# MiB there.
+# own requests, the replay reserves what the card did.
 #
 # ### No CUDA error at all: the host
 #
@@ -412,7 +409,7 @@ print(f"4 workers, 8 ahead, batches of {format_bytes(batch_bytes('float32'))}: {
 print(f"the same images as stored bytes: {format_bytes(4 * 8 * batch_bytes('uint8'))} (predicted)")
 
 # %% [markdown]
-# It stays: full at once, no leak. **Question.** 6 workers, `prefetch_factor=8`, 10,000 batches an epoch. How many batches can
+# **Question.** 6 workers, `prefetch_factor=8`, 10,000 batches an epoch. How many batches can
 # wait in shared memory, beside the one in the loop?
 
 # %%
@@ -448,8 +445,7 @@ show(here.root / "docs" / "memory_viz.png",
 
 # %% [markdown]
 # **Read it.** 32 MiB, all made by `head`: the logits that `total_size` keeps. A real snapshot has `file.py:line function` there.
-# The picture is the viewer's *Allocator State History*: a row is a segment, white in it a hole. Its *Active Memory Timeline*
-# shows a leak: a band that never ends.
+# The picture is the viewer's *Allocator State History*: a row is a segment, white in it a hole.
 #
 # **The profiler** knows operations, and with `profile_memory=True` the bytes each of them took and gave back.
 
@@ -464,12 +460,10 @@ page = write_trace_page(files / "large_vocabulary_trace.html", trace)
 print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
 
 # %% [markdown]
-# **Read it.** The last three operations take one tensor of the logits' size in each call. On a GPU sort by
-# `self_device_memory_usage`. `ui.perfetto.dev` opens the file.
+# **Read it.** The last three operations take one tensor of the logits' size in each call.
 #
 # **Nsight Systems** shows the *driver's* calls: `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`.
-# `cudaMalloc` belongs in the first steps. `cudaFree` in later ones, the kernels idle around it, says that the allocator ran
-# dry: a *slow* step before the error. `num_alloc_retries` counts those.
+# `cudaFree` in later steps says that the allocator ran dry: a *slow* step before the error, which `num_alloc_retries` counts.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
