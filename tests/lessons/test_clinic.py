@@ -181,7 +181,7 @@ def test_one_segment_holds_what_is_alive_and_less_than_many(
 
 
 def test_a_published_message_says_where_it_can_be_read() -> None:
-    assert PUBLISHED[0].url == "https://github.com/kerrj/lerf/issues/73"
+    assert PUBLISHED[1].url == "https://github.com/kerrj/lerf/issues/73"
 
 
 def test_cells_run_in_a_kernel_of_their_own_and_go_on_after_an_error() -> None:

@@ -74,14 +74,14 @@ def test_the_peak_is_the_highest_of_its_phase(deep: nn.Module) -> None:
 
 
 def test_the_counters_of_a_card_add_up_to_it() -> None:
-    error = Counters(allocated=12.09, reserved=16.93, used=21.99, card=23.65)
-    assert error.parts() == pytest.approx((12.09, 4.84, 5.06, 1.66))
+    error = Counters(allocated=12.09, reserved=16.93, process=20.81, used=21.99, card=23.65)
+    assert error.parts() == pytest.approx((12.09, 4.84, 3.88, 0, 1.18, 1.66))
     row = {"allocated_peak_bytes": 2**30, "reserved_peak_bytes": 3 * 2**29}
     without_card = Counters.of_row(row | {"used_on_the_device_bytes": 2**31})
-    assert without_card.parts() == (1, 0.5, 0.5, 0)
+    assert without_card.parts() == (1, 0.5, 0, 0.5, 0, 0), "nobody told the process apart"
     axes = draw_counters({"an error": error, "a row": without_card}, title="Cards").axes[0]
     texts = [text.get_text().strip() for text in axes.texts]
-    assert texts == ["12.09", "4.84", "5.06", "1.66", "23.65 GiB", "1.00", "2.00 GiB"]
+    assert texts == ["12.09", "4.84", "3.88", "1.66", "23.65 GiB", "2.00 GiB"]
 
 
 def test_each_line_of_the_phases_has_its_name_and_none_touch(deep: nn.Module) -> None:
@@ -93,7 +93,7 @@ def test_each_line_of_the_phases_has_its_name_and_none_touch(deep: nn.Module) ->
         optimizer.step()
 
     found = measure(step, model=deep, optimizer=optimizer, items=256, timed_steps=0)
-    flat = {"by foreach": found.peak_bytes}  # the height of another line
+    flat = {"by foreach": {256: found.peak_bytes}}  # the height of another line
     axes = draw_by_phase([found], {256: found.peak_bytes}, flat, title="Phases").axes[0]
     names = [text.get_text().split("  ")[1] for text in axes.texts]
     phases = {"backward", "optimizer step", "forward"}

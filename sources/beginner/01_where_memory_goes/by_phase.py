@@ -41,7 +41,7 @@ def highest_bytes(measurement: Measurement, phase: str) -> int:
 def draw_by_phase(
     measurements: Sequence[Measurement],
     predicted_bytes: Mapping[int, float],
-    flat_bytes: Mapping[str, int],
+    apart_bytes: Mapping[str, Mapping[int, int]],
     *,
     title: str,
 ) -> Figure:
@@ -50,7 +50,7 @@ def draw_by_phase(
     Args:
         measurements: of several batch sizes.
         predicted_bytes: by batch size.
-        flat_bytes: by name, what was measured at the smallest batch and no batch changes; dotted.
+        apart_bytes: by name and batch size, what was measured at some of them; dotted between.
         title: of the figure.
 
     Raises:
@@ -61,20 +61,22 @@ def draw_by_phase(
     lines = {"the formula (predicted)": [predicted_bytes[size] / MIB for size in sizes]}
     for phase in LOOKS:
         lines[phase] = [highest_bytes(m, phase) / MIB for m in ordered]
-    for name, size_bytes in flat_bytes.items():
-        lines[name] = [size_bytes / MIB] * len(sizes)
+    for name, measured in apart_bytes.items():
+        lines[name] = [size_bytes / MIB for size_bytes in measured.values()]
     with course_style():
         figure, axes = empty_figure(height=4.2)
         for name, heights in lines.items():
-            color, style = LOOKS.get(name, ("#832db6", "D:") if name in flat_bytes else ("k", "--"))
-            axes.plot(sizes, heights, style, color=color, lw=1.8)
+            color, style = LOOKS.get(
+                name, ("#832db6", "D:") if name in apart_bytes else ("k", "--")
+            )
+            axes.plot(list(apart_bytes.get(name, sizes)), heights, style, color=color, lw=1.8)
         lowest, highest = min(map(min, lines.values())), max(map(max, lines.values()))
         axes.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
         axes.set_xlim(0.8 * sizes[0], 1.55 * sizes[-1])
         _name_lines(axes, sizes[-1], lines)
         axes.set_xticks(sizes)
         axes.set_xlabel(f"batch size ({ordered[0].unit})")
-        axes.set_ylabel("memory (MiB)")
+        axes.set_ylabel("memory (MiB), not from 0")
         axes.set_title(title)
         kinds = [m.evidence for m in ordered] + [Evidence.PREDICTED]
         print_evidence(figure, kinds, [m.device for m in ordered])

@@ -20,10 +20,12 @@ __all__ = ["Counters", "draw_counters"]
 LOOKS = {
     "allocated: tensors": ("#3f90da", "", "white"),
     "reserved, unallocated": ("#ffa90e", "//", "white"),
-    "outside of PyTorch": ("#717581", "||", "white"),
+    "outside, in this process": ("#717581", "||", "white"),
+    "outside, not told apart": ("#717581", "xx", "white"),
+    "other processes": ("#c8ccd4", "..", "black"),
     "free": ("#ffffff", "", "black"),
 }
-NARROWEST_NAMED = 0.035  # of the longest bar: a narrower part gets no number
+NARROWEST_NAMED = 0.065  # of the longest bar: a narrower part gets no number
 
 
 class Counters(NamedTuple):
@@ -31,6 +33,7 @@ class Counters(NamedTuple):
 
     allocated: float
     reserved: float
+    process: float | None  # None where nobody counted the process by itself
     used: float
     card: float = 0  # 0 where the rest of the card is left out
 
@@ -38,18 +41,23 @@ class Counters(NamedTuple):
     def of_row(cls, row: Mapping[str, Any]) -> Counters:
         """A row that was recorded on a GPU."""
         names = ("allocated_peak_bytes", "reserved_peak_bytes", "used_on_the_device_bytes")
-        return cls(*(row[name] / GIB for name in names))
+        allocated, reserved, used = (row[name] / GIB for name in names)
+        return cls(allocated, reserved, None, used)
 
     @classmethod
     def of_measurement(cls, measurement: Measurement) -> Counters:
         """A step that was measured on a GPU."""
         names = ("allocated peak", "reserved peak", "used on the device")
-        return cls(*(measurement.allocator_bytes[name] / GIB for name in names))
+        allocated, reserved, used = (measurement.allocator_bytes[name] / GIB for name in names)
+        return cls(allocated, reserved, None, used)
 
     def parts(self) -> tuple[float, ...]:
         """What each counter adds, in the order of `LOOKS`."""
+        outside = self.used - self.reserved
+        own = None if self.process is None else self.process - self.reserved
+        kinds = (0.0, outside, 0.0) if own is None else (own, 0.0, outside - own)
         free = max(self.card - self.used, 0)
-        return self.allocated, self.reserved - self.allocated, self.used - self.reserved, free
+        return self.allocated, self.reserved - self.allocated, *kinds, free
 
 
 def draw_counters(cards: Mapping[str, Counters], *, title: str) -> Figure:

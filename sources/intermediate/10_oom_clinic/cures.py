@@ -1,10 +1,8 @@
-"""The general cures of the clinic, as wrappers around any patient, and what they cost in operations."""
+"""The general cures of the clinic, as wrappers around any patient."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from torch.utils.flop_counter import FlopCounterMode
 
 from utils.checked import check_public
 from utils.clinic import Patient
@@ -26,14 +24,6 @@ def checkpointed(patient: Patient) -> Patient:
     return patient.treated(build=build)
 
 
-def flops(patient: Patient) -> int:
-    """Operations of all its steps."""
-    model, optimizer = patient.build()
-    with FlopCounterMode(display=False) as counter:
-        patient.train(model, optimizer)
-    return counter.get_total_flops()
-
-
-__all__ = ["accumulated", "checkpointed", "flops"]
+__all__ = ["accumulated", "checkpointed"]
 
 check_public(globals())

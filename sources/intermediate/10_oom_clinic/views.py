@@ -268,7 +268,12 @@ def _alive(axes, found: Examination, after_last: str = "") -> None:
     ends = np.searchsorted(timeline.times_ns, step_ends(found), side="right")
     for end in ends:
         axes.axvline(end, color=_EDGE, linewidth=0.6)
-    middles = (np.concatenate([[0], ends[:-1]]) + ends) / 2
+    starts = np.concatenate([[0], ends[:-1]])
+    peaks = [
+        first + int(curve[first:end].argmax()) for first, end in zip(starts, ends, strict=True)
+    ]
+    axes.plot(peaks, curve[peaks], "v", color="black", markersize=4, zorder=3)
+    middles = (starts + ends) / 2
     places, names = list(middles), [str(number) for number in range(1, len(ends) + 1)]
     if after_last:
         places, names = [*places, (ends[-1] + len(curve)) / 2], [*names, after_last]
