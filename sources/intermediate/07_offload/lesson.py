@@ -391,7 +391,7 @@ def by_block(model):
 # %%
 print(*([] if zero_problem else clone_lines()), sep="\n")
 groupings = {"start, one group": lambda model: [list(model.parameters())], "start, a group a block": by_block}
-starts = {name: simulate(lambda: (AutoModelForCausalLM.from_config(llama_config(shape), dtype=torch.bfloat16), None),
+starts = {name: simulate(lambda: (AutoModelForCausalLM.from_config(llama_config(shape), dtype=torch.bfloat16).to("cuda"), None),
                          lambda model, _: start_up(groups(model), CARD), device="RTX 4090", name=name)
           for name, groups in groupings.items()}
 show(draw_breakdown([*starts.values(), *big.values()], limit=f"{CARD / GB:.1f}GB", unit="GB", title="Llama-2-7B: start and step"),

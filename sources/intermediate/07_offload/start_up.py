@@ -42,7 +42,10 @@ def start_up(groups: Sequence[Sequence[nn.Parameter]], card_bytes: float) -> lis
         flat = _flattened(group) if beside else _flattened_on_host(group)
         for p, part in zip(group, flat.split(sizes), strict=True):
             p.data = part
-        masters.append(flat.clone().to(device="cpu", dtype=torch.float32))
+        clone = flat.clone()
+        with host_memory():  # a copy that waits is converted by the CPU
+            masters.append(clone.to(device="cpu", dtype=torch.float32))
+        del clone
     return masters
 
 
