@@ -174,7 +174,7 @@ print(f"{len(pairs_of_losses)} steps, largest relative difference of the losses 
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start values"
 
 # %% [markdown]
-# **Read it.** Your ten lines are what `peft` computes by default (it can also drop some of an adapter's input). Now the
+# **Read it.** Your ten lines are what `peft` computes by default. Now the
 # memory: `measure` counts a step of the same network, first with all weights trained, then with the adapters alone.
 
 # %%
@@ -189,9 +189,8 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is",
 compare(pair, title="A small Llama, 8 x 128 tokens: all or LoRA")
 
 # %% [markdown]
-# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. The share that is saved hangs on the
-# model: this one is small, its texts are many, and activations are most of its peak; of Llama-2-7B the states weigh
-# more. The reason holds for both. Both peaks lie where backward begins, and no weight has a gradient yet. At that moment LoRA saves nearly all optimizer state, and part of the activations:
+# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. The 67% are
+# this small model's; of Llama-2-7B the states weigh more. Both peaks lie where backward begins, and no weight has a gradient yet. At that moment LoRA saves nearly all optimizer state, and part of the activations:
 #
 # - a linear layer keeps its input for one purpose, the gradient of its weight. Frozen, it keeps none;
 # - an adapter is a linear layer that is trained, and keeps its input;
@@ -363,7 +362,7 @@ def finetune(base, pairs, output, longest, dtype=torch.bfloat16, **settings):
 # %% [markdown]
 # Only the adapters are saved. **Merging** adds (alpha / r) B A to W, so that inference pays nothing extra. The script
 # merges into the *16-bit* base, in the host's memory: 2 bytes a parameter. Another way unpacks the four-bit base first
-# (`model.dequantize()`) and merges into that: the very weights beside which the adapters learned.
+# (`model.dequantize()`) and merges into that.
 
 # %%
 def merge(base, adapter, output):
@@ -417,7 +416,7 @@ if four_bits:
 # **Read it.** The run is whole, from data to the reloaded merged model. Here packing and merging change the loss by far
 # less than training does; but this base had hardly learned anything that rounding could harm. On yours it may: the adapters
 # learned on *rounded* weights, and merged into the others they meet what they never saw. So evaluate the model that you
-# will serve. (Merged into *packed* weights, the sum would be rounded to sixteen levels anew.)
+# will serve.
 #
 # ## 5. Seven billion, simulated
 #
@@ -463,8 +462,7 @@ show(figure, alt="Peak over tokens: a line each for " + ", ".join(found) + ", an
 
 # %% [markdown]
 # **Read it.** Points are simulated. A line is drawn through each pair. More tokens here
-# means more texts of 1,024. Four bits lower a line; checkpointing makes it about nine times flatter. (The same map of
-# your own model: [this page](../00a_your_model.ipynb).) At the script's four texts, with seconds by lesson 15's planner:
+# means more texts of 1,024. Four bits lower a line; checkpointing makes it about nine times flatter. At the script's four texts, with seconds by lesson 15's planner:
 
 # %%
 for name, way in ways.items():
@@ -562,10 +560,8 @@ for word in ("as packed", "prepared") if four_bits else ():
 #
 # ## Recap
 #
-# - 16 bytes per parameter keep a full fine-tune of Llama-2-7B off a card of 24 GB, unless most of them leave it (lesson 07).
 # - LoRA removes gradients and moments, NF4 nearly three quarters of the weights, checkpointing most activations.
 # - With LoRA, the activations of thousands of tokens fill the card: checkpoint first, pack where that is not enough.
-# - A simulated peak answers "does it fit?" before you rent a card; say which adapters, and which autocast.
 # - Save adapters; merge into 16 bits, and evaluate that.
 #
 # **Test yourself.** A colleague runs QLoRA with 4,096 tokens, is out of memory, and turns on optimizer offload and ZeRO-2.
