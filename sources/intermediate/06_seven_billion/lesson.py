@@ -110,8 +110,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** The full sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every
-# weight moves*. So let most weights stand still: a frozen weight needs no gradient and no moments. Moments in eight bits
-# (`optim="adamw_bnb_8bit"`) are for those who train every weight; of adapters there is little to save. The two short
+# weight moves*. So let most weights stand still: a frozen weight needs no gradient and no moments. The two short
 # bars are what you build now: LoRA, then QLoRA, its packed weights.
 #
 # ## 2. LoRA by hand
@@ -562,7 +561,6 @@ for word in ("as packed", "prepared") if four_bits else ():
 #
 # - LoRA removes gradients and moments, NF4 nearly three quarters of the weights, checkpointing most activations.
 # - With LoRA, the activations of thousands of tokens fill the card: checkpoint first, pack where that is not enough.
-# - Save adapters; merge into 16 bits, and evaluate that.
 #
 # **Test yourself.** A colleague runs QLoRA with 4,096 tokens, is out of memory, and turns on optimizer offload and ZeRO-2.
 # What do you say?
