@@ -49,7 +49,8 @@ def draw_bugs(
         figure.set_size_inches(10.5, 4.6)
         (left,), grid = figure.axes, figure.add_gridspec(1, 2)
         left.set_subplotspec(grid[0])
-        left.get_legend().remove()
+        if legend := left.get_legend():
+            legend.remove()
         for number, line in enumerate(left.lines[: len(losses)]):
             style, marker = _LINES[number % len(_LINES)]
             line.set(linestyle=style, marker=marker, color=_COLORS[number % len(_COLORS)], lw=1.8)

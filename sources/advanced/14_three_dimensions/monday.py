@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from utils.catalog import ModelShape
@@ -129,7 +129,7 @@ def block_1(text: str) -> None:
             loaded = {"model": _Stage(range(4), dtype).state_dict()}
             with warnings.catch_warnings():  # that it loads in a single process: it should
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+                load(loaded, checkpoint_id=folder, no_dist=True)
         for rank, found in enumerate(ranks):
             assert _apart(found.norms, norms) < near, f"norms of {found.norms}; {norms} are due"
             assert found.held < 0.15 * whole, (

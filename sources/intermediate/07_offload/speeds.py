@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from utils.catalog import device
+from utils.catalog import ModelShape, device
 from utils.planner import Batch, Cluster, Plan, estimate
 from utils.planner.offload import CHECKPOINTED_FLOPS
 from utils.planner.step_time.collectives import bandwidth_in_training
@@ -22,7 +22,7 @@ class Speeds(NamedTuple):
     link: float
 
 
-def training_speeds(shape: object, name: str) -> Speeds:
+def training_speeds(shape: ModelShape, name: str) -> Speeds:
     """A full fine-tune of `shape` on one such card, every block checkpointed, four texts at once."""
     card = device(name)
     cluster = Cluster(gpu=card, nodes=1, gpus_per_node=1, host_memory_bytes=160 * GB)
