@@ -260,7 +260,7 @@ for name in BOXES:
 #
 # 1. **The norm of one stage.** PyTorch's own `clip_grad_norm_` knows slices and replicas, and no stages.
 #    Each stage scales its gradients by a norm of its own.
-# 2. **Other rows within a TP group.** A sampler that shuffles by the *rank's* number gives two slices different rows.
+# 2. **Other rows within a TP group.** A sampler seeded by the place in the TP group gives two slices different rows.
 # 3. **Tied embeddings, not tied across stages.** Embedding and head are one matrix. The first and the last stage have a
 #    copy each, which gets a part of the gradient.
 
@@ -381,12 +381,13 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 chunked = 1 + (8 - 1) / (8 * 3)
 by_formula = 34 * TOKENS * LARGE.hidden * LARGE.layers / 8 * chunked / GIB
 paper = next(row for row in table("korthikanti_figure1") if row["model"] == "175B")
-print(f"stage 0 has {LARGE.layers} x (1 + 7/24) = {LARGE.layers * chunked:.0f} blocks in flight: {by_formula:.2f} GiB by the formula,",
-      f"{float(paper['fig1_act_seqsel_gib']):.2f} in Figure 1 (published), {states_and_kept(whole[0])[1] / GIB:.2f} simulated")
+print(f"stage 0 has {LARGE.layers} x (1 + 7/24) = {LARGE.layers * chunked:.0f} blocks in flight: {by_formula:.2f} GiB by the formula as printed,",
+      f"{float(paper['fig1_act_seqsel_gib']):.2f} as the authors evaluate it for Figure 1 (published), {states_and_kept(whole[0])[1] / GIB:.2f} simulated")
 assert abs(states_and_kept(whole[0])[1] / GIB / by_formula - 1) < 0.03, "The simulated activations are not the formula's."
 
 # %% [markdown]
-# **Read it.** Stage 0 has the most blocks in flight, so **stage 0 decides whether the plan fits**. The 0.42 GiB of states
+# **Read it.** Stage 0 has the most blocks in flight, so here **stage 0 decides whether the plan fits**. (A larger
+# vocabulary's logits stand on the last.) The 0.42 GiB of states
 # that its simulation lacks are a table of positions.
 #
 # ### The plan of section 1: 100 billion
@@ -441,8 +442,8 @@ for axis in ("tp", "pp", "shard"):
     assert abs(counted[axis] / expected[axis] - 1) < 0.001, f"{axis}: the planner counts other bytes"
 
 # %% [markdown]
-# **Read it.** Planner and program agree within a tenth of a percent. Traffic over *tp* and *pp* grows with the micro-batches; that of *shard* comes once a step. From
-# here on this rank stands for all 64.
+# **Read it.** Planner and program agree within a tenth of a percent. Traffic over *tp* and *pp* grows with the micro-batches; that of
+# *shard* comes once a step. From here on this rank stands for all 64 (the ends hold more).
 #
 # What leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, put eight to a node,
 # and walk along every ring. The order `tp < shard < pp` counts along *tp* first.
@@ -486,9 +487,6 @@ print(f"the planner's whole step: {in_3d.step_seconds:.0f} s, an MFU of {in_3d.m
 # **Read it.** *tp* inside the nodes. A node of eight has room for the four slices and one more pair: both
 # replicas, or two neighbouring stages. Which is better depends on the batch: **the order is an outcome of bytes, not a
 # law.**
-#
-# <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." A hop to
-# another node sends all over it, and with 3 chunks a stage the 7 hops are 23.</div>
 #
 # **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
 # than tp < shard < pp? Use `leaving` and `counted`.
@@ -558,13 +556,14 @@ for name, scheme in SCHEMES.items():
         row[f"m = {m}, {dtype}"] = seconds_sent(gathers, rounds, size, ranks)
     rows.append(row)
 display(pd.DataFrame(rows).style.format(precision=1).hide()
-        .set_caption("1B on 8 x 8, 1.25 GB/s a node: seconds a step at the port, m micro-batches, gradients in fp32 or bf16 (predicted)"))
+        .set_caption("1B on 8 x 8: seconds a step at a node's port of 1.25 GB/s, kept up to "
+                     f"{replace(cluster, network_bytes_per_second=1.25 * GB).network_share * BESIDE_TRAINING:.0%}, m micro-batches, fp32 or bf16 gradients (predicted)"))
 
 # %% [markdown]
 # **Read it.** Reduced each time, FSDP sends more than ZeRO-2, since it gathers parameters twice a micro-batch. Reduced
-# once, it still gathers, and holds whole gradients. In fp32 ZeRO-1 sends least; in bf16 HSDP does, since nothing but
-# gradients leaves its nodes. **Halving the type changes the order.** `set_requires_gradient_sync(False)` puts off FSDP's
-# reduction, `set_requires_all_reduce(False)` HSDP's between nodes.
+# once, it still gathers, and holds whole gradients. In fp32 ZeRO-1 sends least: 6 bytes a parameter, where DDP and HSDP send 8.
+# **In bf16 all three send 4**, and HSDP is ahead by its shorter rings alone: 7/8 of that for 63/64. DDP's rows need
+# `no_sync()`, FSDP's `set_requires_gradient_sync(False)`, HSDP's `set_requires_all_reduce(False)`.
 
 # %% jupyter={"source_hidden": true}
 score("14", "100B, stage 0 of 8, on 64", peak_bytes=ours[0].peak_bytes, evidence=ours[0].evidence)
@@ -606,13 +605,14 @@ scoreboard("14")
 # **Plain PyTorch.** Start it on every node with `torchrun --nnodes 8 --nproc-per-node 8 --rdzv-backend c10d
 # --rdzv-endpoint HOST:29500 train.py`. Yours are:
 #
-# - `stage`: this rank's layers, in fp32, on `device`. The keys of its `ModuleDict` `stage.blocks` are the layers' numbers
-#   *in the whole model*, since they are names in the checkpoint.
+# - `build(place)`: the layers of a stage, in fp32, on `device`, which is "cuda" or "cpu". The keys of its `ModuleDict`
+#   `stage.blocks` are the layers' numbers *in the whole model*, since they are names in the checkpoint.
 # - `plan`: the `parallelize_module` plan of all its parameters, norms too, by `SequenceParallel`.
 # - `loader` (rows by *replica*, `mesh["dp"]`), `loss_fn` (a micro-batch's mean), `folder`, `device`, and the sizes `pp`, `dp`,
 #   `tp` and `micro_batches`, at least `pp`.
 #
 # ```python
+# import os
 # import torch
 # import torch.distributed.checkpoint as dcp
 # from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -621,9 +621,11 @@ scoreboard("14")
 # from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 # from torch.distributed.tensor.parallel import parallelize_module
 #
+# if device == "cuda":
+#     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before anything is built
 # # The last axis is numbered fastest: slices lie in the node.
 # mesh = init_device_mesh(device, (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
-# stage = parallelize_module(stage, mesh["tp"], plan)  # slices first
+# stage = parallelize_module(build(mesh.get_local_rank("pp")), mesh["tp"], plan)  # slices first
 # # Recomputation and torch.compile, block by block, would stand here.
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 # # Then shards. Parameters stay gathered between micro-batches, since each would gather them again.
@@ -646,7 +648,8 @@ scoreboard("14")
 # losses, norms = [], []
 # for inputs, targets in loader:
 #     each = []  # the last stage's losses, one a micro-batch
-#     schedule.step(*([inputs] if pipe.is_first else []), target=targets if pipe.is_last else None, losses=each)
+#     given, wanted = [inputs] if pipe.is_first else [], targets if pipe.is_last else None
+#     schedule.step(*given, target=wanted, losses=each, return_outputs=False)  # else the last stage keeps all logits
 #     norms.append(clip(limit=1.0).item())
 #     optimizer.step()
 #     optimizer.zero_grad()

@@ -89,7 +89,11 @@ def _on_a_rank(text: str, dtype: torch.dtype, folder: str) -> _Found:
     numbers = range(2 * at["pp"], 2 * at["pp"] + 2)
     sizes = {"pp": 2, "dp": 2, "tp": 2, "device": "cpu", "micro_batches": 2, "folder": folder}
     half = ROWS // 2 * at["shard"]
-    given = {"stage": _Stage(numbers, dtype), "plan": _plan(numbers), "loss_fn": _loss}
+    given = {
+        "build": lambda place: _Stage(range(2 * place, 2 * place + 2), dtype),
+        "plan": _plan(numbers),
+        "loss_fn": _loss,
+    }
     found = run_block(text, loader=_batches(half, half + ROWS // 2, dtype), **given, **sizes)
     held = sum(p.to_local().numel() for p in found["stage"].parameters())
     return _Found(found["norms"], found["losses"], held)

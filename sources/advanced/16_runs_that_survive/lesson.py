@@ -155,7 +155,7 @@ show(draw_goodput(simulated, formula, title="1,000 runs of 30 days on 256 GPUs (
 
 # %% [markdown]
 # **Read it.** Every simulated mean lies within half a percentage point of the formula. The top is flat: half or twice the
-# best interval costs one or two points at most. At the best a failure still loses half an interval. Only a quicker save
+# best interval costs about one point at most. At the best a failure still loses half an interval. Only a quicker save
 # makes that minutes without costing goodput.
 #
 # **Question.** A save takes a quarter of its former time. By which factor does the best interval change?
@@ -502,7 +502,7 @@ assert all(curves[piece] != whole[SAVED:] for piece in forgotten[1:]), "each pie
 
 # %% [markdown]
 # **Read it.** With all pieces, no bit differs. Each forgotten piece changes most of the 20 losses, and each curve still looks
-# *healthy*: no difference is much larger than what the loss moves by anyway.
+# *healthy*: most differences are below what the loss moves by anyway.
 #
 # A trap is left. The data of `Run` get noise, as augmentation gives it, from a generator that is seeded by row and epoch. Now
 # the noise is drawn from the global generator of the loader's worker instead:
@@ -529,7 +529,7 @@ shutil.rmtree(work, ignore_errors=True)
 # | the last two, and one a day | always | one checkpoint a day | no way back to between |
 # | checksums | always | a pass of one core over each rank's bytes | do not see numbers that were wrong before the save |
 # | `dcp.async_save` | the copy is quicker than the write | host memory | a failure during the write costs that save, too |
-# | a save at SIGTERM | a scheduler announces the end | its grace must be longer than a save | `kill -9` gives no warning |
+# | a save at SIGTERM | a scheduler announces the end | its grace, and torchrun's 30 s, must be longer than a save (start by `srun python`) | `kill -9` gives no warning |
 #
 # ## Recap
 #
@@ -579,13 +579,14 @@ shutil.rmtree(work, ignore_errors=True)
 # gpu, rank, ranks = torch.cuda.is_available(), dist.get_rank(), dist.get_world_size()
 # stager = DefaultStager(StagingOptions(use_pinned_memory=gpu, use_non_blocking_copy=gpu, use_shared_memory=False, use_async_staging=False))
 # writers, thread, under_way = dist.new_group(backend="gloo"), ThreadPoolExecutor(1), None
-# asked_to_stop, agreement = torch.zeros(1), dist.new_group(backend="gloo")
-# signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.fill_(1))  # schedulers and spot hosts send it before they kill
+# asked_to_stop, agreement = [], dist.new_group(backend="gloo")
+# signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.append(1))  # torchrun kills its workers 30 s later
 #
 #
 # def must_stop():  # after each step, on all ranks: what one rank was sent stops all of them
-#     dist.all_reduce(asked_to_stop, dist.ReduceOp.MAX, group=agreement)
-#     return bool(asked_to_stop)
+#     told = torch.tensor([float(len(asked_to_stop))])
+#     dist.all_reduce(told, group=agreement)
+#     return bool(told)
 #
 #
 # def pieces():  # add what else your run goes on with: the epoch of set_epoch, a scaler, other random states

@@ -138,15 +138,15 @@ print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.prove
 # | in the error | first action |
 # |---|---|
 # | "tried to allocate" is most of the card | one operation is too large: batch, length, resolution |
-# | "free" + "unallocated" would have served the request | it is free in pieces: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` |
+# | "free" + "unallocated" would have served the request | it is free in pieces: `PYTORCH_ALLOC_CONF=expandable_segments:True` (once `PYTORCH_CUDA_ALLOC_CONF`) |
 # | card - "free" - "this process has" is large | other processes: `nvidia-smi` |
 # | "this process has" - "allocated" - "unallocated" is large | this process, outside of PyTorch: NCCL, a library |
 # | else: "allocated by PyTorch" | tensors: sections 3 to 6 |
 #
-# Here two rows hold: the pieces would have served, and a library keeps a sixth of the card. The setting is the cheaper first
-# try ([lesson 10](../intermediate/10_oom_clinic.ipynb)). Compare techniques by `max_memory_allocated()`. A step surely *fits*
-# where `max_memory_reserved()` and what lies outside fit. It surely does not where `max_memory_allocated()` and what lies
-# outside do not. Between the two, try it
+# Here two rows hold: the pieces would have served, and this process keeps a sixth of the card outside, more than a context
+# takes. Try the setting first ([lesson 10](../intermediate/10_oom_clinic.ipynb)). Compare techniques by
+# `max_memory_allocated()`. The same run *fits* where `max_memory_reserved()` and what lies outside fit, and hardly ever where
+# `max_memory_allocated()` and what lies outside do not. Between the two, try it
 # ([notes on CUDA memory](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management)).
 
 # %% [markdown]
@@ -213,7 +213,7 @@ compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
 # **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
-# grey temporaries. One by one it borrows two of the largest tensor; `foreach` borrows a copy of *all* parameters, so its peak
+# grey temporaries. One by one it borrows two of the largest tensor; `foreach` borrows as much as *all* parameters, so its peak
 # lies in the optimizer step, when activations are gone. `fused=True` borrows nothing there.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
@@ -231,8 +231,8 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 # ### A folklore formula
 #
 # "18 bytes a parameter" ([Hugging Face](https://huggingface.co/docs/transformers/model_memory_anatomy), for mixed precision)
-# is often multiplied by the bytes of a parameter once more. *Mixed precision* has a 16-bit copy of the weights beside fp32
-# weights (4) and Adam's means (8): 2 + 2 + 12 = 16 with 16-bit gradients, as in the ZeRO paper, and 2 + 4 + 12 = 18 with fp32
+# is often multiplied by the bytes of a parameter once more. *Mixed precision* by DeepSpeed or Megatron has a 16-bit copy of
+# the weights beside fp32 weights (4) and Adam's means (8): 2 + 2 + 12 = 16 with 16-bit gradients, as in the ZeRO paper, and 2 + 4 + 12 = 18 with fp32
 # gradients ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)). For Llama-2-7B:
 
 # %% tags=["nbval-check-output"]
@@ -280,9 +280,8 @@ def when(measurement, phase):
 
 
 images = torch.randn(batch, 3, 32, 32, device=device)
-mine = saved_for_backward(model, images)
 metered = first.timeline.at(when(first, "backward"))
-print("your ledger                ", format_bytes(mine))
+print("your ledger                ", format_bytes(mine := saved_for_backward(model, images)))
 print("the meter: activations     ", format_bytes(metered["activations"]))
 print("the meter: inputs          ", format_bytes(metered["inputs"]))
 ratio = mine / (metered["activations"] + metered["inputs"])
@@ -291,7 +290,7 @@ assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since th
 
 # %% [markdown]
 # **Read it.** Your ledger asks autograd, the meter the allocator: a block that was born in forward and lives when
-# backward begins is an *activation*. Two ways, one number.
+# backward begins is an *activation*.
 #
 # ### One batch after the other
 #
@@ -312,8 +311,7 @@ def activation_bytes(measurement):
     return measurement.timeline.at(when(measurement, "backward"))["activations"]
 
 
-small, large = sweep[0], sweep[-1]
-per_image = (activation_bytes(large) - activation_bytes(small)) / (large.items - small.items)
+per_image = (activation_bytes(sweep[-1]) - activation_bytes(sweep[0])) / (sizes[-1] - sizes[0])
 print(f"activations per image: {format_bytes(per_image)}")
 optimizer.param_groups[0]["foreach"] = True  # what Adam does on CUDA if you say nothing
 all_at_once = {size: highest_bytes(at_batch(size), "optimizer step") for size in (sizes[0], batch)}
@@ -329,16 +327,18 @@ top = max(all_at_once.values())
 print("by foreach the optimizer step is higher up to batch", max(m.items for m in sweep if m.peak_bytes < top))
 print("formula over peak: " + "; ".join(f"batch {m.items}: {formula[m.items] / m.peak_bytes:.2f} one by one, "
                                         f"{formula[m.items] / max(m.peak_bytes, top):.2f} by foreach" for m in sweep))
+print("on the H200:", *(f"batch {row['batch']}: {(16 * P + per_image * row['batch']) / row['allocated_peak_bytes']:.2f};" for row in record.rows[:2]))
 alive = {m.name: dict(m.timeline.at(when(m, "backward"))) for m in sweep}
 for m in sweep:
     alive[m.name] |= {f"highest in {phase}": highest_bytes(m, phase) for phase in ("backward", "optimizer step")}
 (pd.DataFrame(alive).fillna(0) / 2**20).round(1).rename_axis("MiB, where backward begins, and highest")
 
 # %% [markdown]
-# **Read it.** Activations double with the batch, and no state grows. The *peak* is the highest line. The optimizer step's does
+# **Read it.** Activations double with the batch, and no state grows. The optimizer step's line does
 # not depend on the images: one by one it decides at the smallest batch alone, by `foreach`, CUDA's default, at all but the
 # largest. The dashed formula adds *all* gradients to *all* activations, which this step never holds at once, and no
-# temporaries. So it is too high where backward decides, and too low for few images by `foreach`.
+# temporaries. So it is a little too high here where backward decides, too low for few images by `foreach`, and too low on the
+# H200's large batch, whose temporaries grow with it. Keep a tenth free.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -380,7 +380,8 @@ assert highest["validation"] > 3 * highest["training"], "the history is not held
 
 # %% [markdown]
 # **Diagnose it.** The sum has a history, which holds every batch's graph with what autograd saved. In training `backward` has
-# freed it. A loss that no backward visits keeps all: validation, a metric, a penalty that is only logged. Add up `loss.item()`.
+# freed what was saved. A loss that no backward visits keeps all: validation, a metric, a penalty that is only logged. Validate
+# under `torch.no_grad()`, and add up `loss.detach()`.
 
 # %% [markdown]
 # ## 5. Why the peak is where it is
@@ -408,8 +409,8 @@ peak_moves = ...
 check("01.peak_moves", peak_moves)
 
 # %% [markdown]
-# Many cut the batch in two *micro-batches* and keep the step: forward and backward twice, then one optimizer step. How far
-# does the peak fall?
+# Many cut the batch in two *micro-batches* (batch norm then sees half): forward and backward twice, then one optimizer step. How
+# far does the peak fall?
 
 # %%
 accumulated = measure(make_step(model, optimizer, batch, micro_batches=2), model=model, optimizer=optimizer, items=batch,
@@ -417,10 +418,11 @@ accumulated = measure(make_step(model, optimizer, batch, micro_batches=2), model
 for run in (first, accumulated):
     print(f"{run.name:<35} peak {format_bytes(run.peak_bytes)} in {run.peak_phase}, with activations of "
           f"{format_bytes(run.breakdown['activations'])}, gradients of {format_bytes(run.breakdown['gradients'])}")
+print(f"formula over peak, two micro-batches: {(16 * P + per_image * batch / 2) / accumulated.peak_bytes:.2f}")
 
 # %% [markdown]
 # **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the second forward
-# and backward. With **gradient accumulation** the formula of section 4 is nearly the peak.
+# and backward. With **gradient accumulation** the formula of section 4 lacks the temporaries alone.
 #
 # ### Predict beside measure
 #
@@ -438,8 +440,6 @@ figure, alt = both(16, "ResNet-18", "Adam, one by one")
 show(figure, alt)
 
 # %% [markdown]
-# Try batch 1: the prediction is too low.
-#
 # ## 6. A transformer: the last layer can be the largest
 #
 # A language model ends in one score for each token of its vocabulary, at each position: the **logits**. For a batch of
@@ -494,23 +494,22 @@ for run in (text, lean):
 assert text.peak_bytes - lean.peak_bytes > 0.9 * one, "del saves one tensor of logits: does another name hold them?"
 llama = model_shape("llama-3-8b")
 at_work = 4 * llama.max_sequence * llama.vocabulary
-kept, inputs = (each * llama.max_sequence * llama.hidden * llama.layers for each in (34, 2))  # Korthikanti and others, 2022
+kept, inputs = (each * llama.max_sequence * llama.hidden * llama.layers for each in (41, 2))  # norms 8, q 2, k and v 1, attention 2, four of 3.5 widths 28
 print(f"Llama 3 8B, one text of {llama.max_sequence:,} tokens (predicted): logits {format_bytes(at_work)} in fp32, {format_bytes(4 * at_work)} "
-      f"for four; its layers in 16 bits keep about {format_bytes(kept)}, checkpointed {format_bytes(inputs)}")
+      f"for four; its layers in bf16, with flash attention, keep about {format_bytes(kept)}, checkpointed {format_bytes(inputs)}")
 compare([text, lean], title="Who holds the logits? Before and after one line")
 
 # %% [markdown]
 # **Read it.** Alive at the peak: the logits, their log-probabilities, and a gradient of each, counted as temporaries.
 # Backward needs three of the four. The variable `logits` alone holds the fourth. The same line went into torchtitan
-# ["to save 3.9G"](https://github.com/pytorch/torchtitan/pull/391) (published by its author). This net is narrow for its
+# ["to save 3.9G"](https://github.com/pytorch/torchtitan/pull/391) (published). This net is narrow for its
 # vocabulary. In Llama 3 8B the layers hold more than the logits, until they are checkpointed: then the last layer is the
 # largest. The technique has to fit the category.
 
 # %% [markdown]
 # ## Recap
 #
-# - The peak is a moment: measure, then ask of each large block who holds it.
-# - States do not depend on the batch: 16 bytes per parameter for fp32 with Adam.
+# The peak is a moment: measure, then ask of each large block who holds it.
 #
 # **Test yourself.** Name a technique for each category, then compare. Brackets have the cost.
 #
@@ -580,7 +579,7 @@ compare([text, lean], title="Who holds the logits? Before and after one line")
 # ```python
 # from transformers import Trainer, TrainingArguments
 #
-# settings = TrainingArguments(output_dir="out", max_steps=2, skip_memory_metrics=False)
+# settings = TrainingArguments(output_dir="out", max_steps=2, save_strategy="no", skip_memory_metrics=False)
 # trainer = Trainer(model=model, args=settings, train_dataset=dataset)
 # metrics = trainer.train().metrics
 # print({name: size for name, size in metrics.items() if "_mem_" in name})

@@ -23,7 +23,7 @@
 #
 # ## A bet
 #
-# "Out of memory? Make the batch smaller." Seven patients follow. Each batch is cut in eight parts, with accumulated
+# "Out of memory? Make the batch smaller." Seven patients follow. Each training batch is cut in eight parts, with accumulated
 # gradients. In how many of the seven does the peak fall by more than a tenth? Section 6 counts.
 
 # %%
@@ -343,8 +343,7 @@ treat("long_batch")
 
 # %% [markdown]
 # **Read it.** Nothing leaks: what is reserved follows the longest batch *so far*. Log each batch's shape beside its peak. A
-# rehearsal ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing; it tells in
-# the first minute. The cure caps the *tokens* of a micro-batch, here at about 1,024. Each part's loss is a sum over the whole
+# rehearsal ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing here; it tells in the first minute. The cure caps the *tokens* of a micro-batch, here at about 1,024. Each part's loss is a sum over the whole
 # batch's number of targets, so parts of any size add up to the same.
 #
 # ## 4. Alive is not reserved: fragmentation
@@ -362,7 +361,7 @@ print(f"\non a GPU of {format_bytes(fragmented.patient.limit_bytes)} it dies aft
 
 # %% [markdown]
 # *Non-releasable* bytes are free, in a segment where something else lives. The cure makes room for all features *before*
-# the loop. (The meter calls features *logits and loss*, and the room *inputs*.)
+# the loop.
 
 # %%
 cures["fragmentation"] = patients["fragmentation"].edited({
@@ -511,7 +510,8 @@ for name in patients:
 
 # %% [markdown]
 # **Read it.** A smaller batch shrinks the logits and the long batch, which it helps even more than its own cure does. Two leaks
-# it postpones. A validation, an optimizer's state and kept features it cannot shrink. A minus is a patient made worse. In
+# it postpones: more steps fill the budget again. A validation's own batch, an optimizer's state and kept features it
+# leaves alone. A minus is a patient made worse. In
 # recomputation the hook of `forgotten_reference` runs again, and keeps a graph that no backward visits; in `fragmentation` what
 # is recomputed stands beside what is kept anyway.
 
@@ -571,7 +571,7 @@ for name in patients:
 #     optimizer.step()
 #     optimizer.zero_grad()
 #     log(f"step {step}, batch {tuple(batch.shape)}")
-#     if step == 3:  # between two steps only the batch and what is kept are alive
+#     if step == 3:  # beside the states only the batch and what is kept are alive
 #         torch.cuda.memory._dump_snapshot("kept.pickle")
 # torch.cuda.memory._record_memory_history(enabled=None)  # stop: each allocation costs a stack trace
 # ```
@@ -579,6 +579,7 @@ for name in patients:
 # **transformers.** Around your `trainer`:
 #
 # ```python
+# import math
 # from transformers import TrainerCallback
 #
 # class LogMemory(TrainerCallback):
@@ -589,7 +590,7 @@ for name in patients:
 #             torch.cuda.memory._dump_snapshot("kept.pickle")
 #
 #     def on_evaluate(self, args, state, control, **kwargs):  # a validation's peak has a line of its own
-#         log(f"validation after step {state.global_step}, largest batch {max(shapes)}")
+#         log(f"validation after step {state.global_step}, largest batch {max(shapes, key=math.prod)}")
 #         shapes.clear()
 #
 # shapes = []
@@ -616,7 +617,7 @@ for name in patients:
 # | b1. this process, else | the library's own limit; fewer process groups (NCCL) |
 # | b2. other processes | end them; `torch.cuda.set_device(local_rank)` |
 # | c. *alive* trends upwards | `made_by` names the maker; search what keeps it |
-# | d. the peak's batch is the longest | cap its tokens; `train_sampling_strategy="group_by_length"` (transformers 4: `group_by_length=True`) brings the longest first |
+# | d. the peak's batch is the longest | cap its tokens; `train_sampling_strategy="group_by_length"` (transformers 4: `group_by_length=True`) shows the longest first |
 # | d. logits | `use_liger_kernel=True`, `LigerFusedLinearCrossEntropyLoss` |
 # | d. optimizer step | a fused optimizer (Trainer's AdamW is, from PyTorch 2.8 on) |
 # | d. evaluation | `preprocess_logits_for_metrics`: for `compute_metrics` Trainer gathers all logits |
