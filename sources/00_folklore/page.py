@@ -25,14 +25,14 @@
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9, a step's peak more than three times that | [06](intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated "draw_budget_map") |
 # | bitsandbytes is quantization-aware training | the base is frozen | [99](advanced/99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
 # | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
-# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#Old-names "torch.cuda.amp"), [13](advanced/13_pipelines.ipynb#Where-it-comes-from "Pipe") |
+# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#2.-The-conversion,-by-hand "by_library"), [13](advanced/13_pipelines.ipynb#5.-PyTorch's-own "train_pytorch") |
 #
 # ## Sharding
 #
 # | often said | what is right | shown in |
 # |---|---|---|
 # | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09](intermediate/09_sharding.ipynb#One-GPU "on_one_rank") |
-# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §5](intermediate/07_offload.ipynb#5.-The-scenario-as-asked "gradients leave, too") |
+# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §5](intermediate/07_offload.ipynb#5.-The-scenario-as-asked "gradients leave") |
 # | ZeRO-3 partitions activations | states alone | [99](advanced/99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
 # | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds "textbook") |
 # | a 1B model does not fit an A100 | its states are below 20 GB; activations or logits overflow 80 | [14 §6](advanced/14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "16 x") |

@@ -504,7 +504,7 @@ check("14.turning_point", turning_point)
 # %%
 job = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch)
 print("Megatron-LM", *(word for word in " ".join(job.megatron).split(" --") if "parallel" in word or "optimizer" in word), sep=" --")
-files = job.write(here.root / "build" / "lesson-14")  # git ignores this folder
+print(f"# written to build/lesson-14: {len(job.write(here.root / 'build' / 'lesson-14'))} files")  # git ignores this folder
 
 # %% [markdown]
 # ## 6. One billion on 64 GPUs

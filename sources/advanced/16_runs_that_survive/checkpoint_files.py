@@ -27,8 +27,13 @@ def draw_files(folder: Path, name: str, readers: int, *, title: str) -> Figure:
         title: of the figure.
 
     Raises:
-        ValueError: the checkpoint has no such tensor in pieces, or there are no readers.
+        ValueError: the folder holds no checkpoint, the checkpoint has no such tensor in pieces, or
+            there are no readers.
     """
+    if not Path(folder, ".metadata").is_file():
+        raise ValueError(
+            f"draw_files() needs the folder of a finished checkpoint; {folder} is none."
+        )
     found = FileSystemReader(folder).read_metadata()
     tensor: Any = found.state_dict_metadata.get(name)
     if readers < 1 or not hasattr(tensor, "chunks"):

@@ -52,7 +52,14 @@ def ring_attention(
         k, v: (B, K, S / ranks, D), this rank's.
         zigzag: how `places` laid the tokens out.
         group: ranks that share the sequence; None for all.
+
+    Raises:
+        ValueError: called outside of ranks.
     """
+    if not dist.is_initialized():
+        raise ValueError(
+            "ring_attention() runs on ranks: call it in a function given to run_ranks()."
+        )
     return _Ring.apply(q, k, v, zigzag, group)
 
 

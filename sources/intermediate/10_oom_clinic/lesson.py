@@ -475,9 +475,9 @@ print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open i
 # None names who *holds* a tensor. `gc.get_referrers(tensor)` names a list, a dict or a traceback's frame, and nothing for what autograd saved.
 
 # %% [markdown]
-# ## 6. And without the questions?
+# ## 6. In which order?
 #
-# Two general cures, on every patient: each batch in eight parts (a batch of four rows in four), and each layer computed again in
+# Two general cures, without a question: each batch in eight parts (a batch of four rows in four), and each layer computed again in
 # backward (`cures.py`). Both compute what the script computes, up to rounding.
 
 # %%
