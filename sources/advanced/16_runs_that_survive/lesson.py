@@ -57,8 +57,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 # %% jupyter={"source_hidden": true}
-from utils import Evidence, Plan, Span, Transformer, TransformerConfig, check, format_bytes, format_seconds
-from utils import model_shape, run_ranks, scratch_folder, show
+from utils import Batch, Cluster, Evidence, Plan, Span, Transformer, TransformerConfig, check, export, format_bytes, format_seconds
+from utils import model_shape, run_ranks, scratch_folder, search, show
 from utils.catalog import link
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
@@ -271,13 +271,14 @@ assert right == loaded != later, "the copy holds the weights of the call"
 # doubled (Meta's sustains 2 TB/s, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783); published).
 
 # %%
-size = checkpoint_bytes(model_shape("gpt-3-175b"), Plan())
-copied = size / 64 / link("PCIe 4 x16").link_bytes_per_second
-print(f"{size / 1e12:.2f} TB a checkpoint; {size / 8 / 1e9:.0f} GB of host memory a node for the copy, which takes {copied:.1f} s (predicted)")
-print(f"two kept and one under way: {3 * size / 1e12:.1f} TB, and at 45 minutes a way back of {2 * 45 / 60:g} h; "
-      f"with one a day for 30 days {33 * size / 1e12:.0f} TB, and a way back to any of them (predicted)")
+model, cluster, batch = model_shape("gpt-3-175b"), Cluster(gpu="A100-80GB", nodes=8), Batch(sequences=1536, sequence_length=2048)
+files = export(model, cluster, search(model, cluster, batch).best.plan, batch).write(here.root / "build" / "lesson-16" / "gpt-3-175b")
+copied = (size := checkpoint_bytes(model, Plan())) / 64 / link("PCIe 4 x16").link_bytes_per_second
+print(f"# written to build/lesson-16/gpt-3-175b: {len(files)} files\n{size / 1e12:.2f} TB a checkpoint; {size / 8 / 1e9:.0f} GB of host memory "
+      f"a node for the copy, which takes {copied:.1f} s (predicted)")
 
 # %% jupyter={"source_hidden": true}
+print(f"two kept and one under way: {3 * size / 1e12:.1f} TB, a way back of up to {2 * 45 / 60:g} h; with one a day for 30 days {33 * size / 1e12:.0f} TB (predicted)")
 rows = []
 for rate, store in itertools.product((3.8, 24.0), (5e9, 1e10, 2e10)):
     mean = replace(plan, nodes=8, failures_per_1000_node_days=rate).mean_seconds
