@@ -129,8 +129,8 @@ check("13.micro_batches", micro_batches_for_10_percent)
 # ## 2. Run it by hand
 #
 # Eight equal residual blocks: `layers_of(stage, stages)` gives a stage's share. A send does not wait to be fetched
-# (`isend`), and a receive names the message that it wants, by a *tag*. (Both are true of gloo, the backend on CPUs; section 6
-# has NCCL's rule.) A stage whose neighbour is on the same rank sends nothing.
+# (`isend`), and a receive names the message that it wants, by a *tag*. (Both are true of gloo, the backend on CPUs. NCCL
+# ignores tags: there order alone counts. Section 6 has more.) A stage whose neighbour is on the same rank sends nothing.
 
 # %%
 class Mail:
@@ -346,7 +346,7 @@ show(draw_steps(steps, title="A step of 8 micro-batches: passes of 40 ms on four
 
 # %%
 show(draw_schedules({name: panels[name] for name in panels if name.startswith("inter")}, unit="seconds",
-                    title="Sleeps of 20 ms for each F, I and W of a chunk"),
+                    title="Sleeps of 20 ms for a chunk's forward, 40 for its backward"),
      alt="Interleaved 1F1B as drawn, and the shortest of three rounds of four sleeping processes.")
 
 # %% [markdown]
@@ -355,8 +355,7 @@ show(draw_schedules({name: panels[name] for name in panels if name.startswith("i
 # earlier, ZB-H1 first. The delays cost the interleaved step most: its passes are half as long and twice as many, and it
 # sends 112 messages in place of 48.
 #
-# The measured rounds prove nothing. Up to 1.10 in the last column we call a step *as drawn*; above, other work on this
-# machine woke sleepers late, as the spread shows.
+# The measured rounds keep this order, and end later than drawn: sleepers wake late, which no drawing has.
 #
 # ### The price of a message
 #
@@ -520,8 +519,8 @@ scoreboard("13")
 # %% [markdown]
 # ## Recap
 #
-# - Order decides idle time, memory, messages, and whether the step ends at all; never the result, up to
-#   rounding.
+# - Order decides idle time, memory, and whether the step ends at all; never the result, up to rounding. Which rank holds which
+#   stage decides the messages.
 # - 1F1B saves memory, not bubble.
 # - Interleaving divides the bubble by $v$ and multiplies the messages; zero bubble spends memory.
 # - A deadlock stands in the lists: walk them before you rent the machines.
@@ -602,6 +601,7 @@ scoreboard("13")
 # (micro-batches are its *accumulation steps*):
 #
 # ```python
+# import deepspeed
 # from deepspeed.pipe import PipelineModule
 #
 # net = PipelineModule(layers=layers, num_stages=stages, loss_fn=loss_fn, partition_method="uniform")
@@ -613,6 +613,6 @@ scoreboard("13")
 # losses = [engine.train_batch(data).item() for _ in range(steps)]  # data: an iterator over micro-batches
 # ```
 #
-# **Look at** the losses again. Without `gradient_clipping` they part: since June 2026 DeepSpeed clips to a norm of 1.0
+# **Look at** the losses again. Leave `gradient_clipping` out, and they part: since June 2026 DeepSpeed clips to a norm of 1.0
 # ([8068](https://github.com/deepspeedai/DeepSpeed/pull/8068)), and its fp32 pipeline takes the first
 # stage's norm for the model's.

@@ -101,7 +101,7 @@ for (hours, those), mean in zip(runs.items(), days.mean(1), strict=True):
     lost = sum(span.end_seconds - span.start_seconds for span in those[drawn] if span.kind == "lost")
     lanes[f"every {hours:g} h: {lost / HOUR:.1f} h lost"] = those[drawn]
     print(f"every {hours:g} h: {mean:.2f} days, mean of 200 runs (simulated)")
-show(draw_days(lanes, title="One run of 200: failures every 8 h on average, save 5 min, restart 30 min"),
+show(draw_days(lanes, title="One of 200 runs: failures every 8 h, save 5, restart 30 min"),
      alt="Three runs: frequent saves take a quarter of the time, rare saves lose whole hours, the middle one ends first.")
 
 # %% [markdown]

@@ -375,8 +375,8 @@ for name in WRAPPED:
 print(f"Qwen3's experts once more are {qwen3_flops(experts_alone=True) / 3 / qwen3_flops():.0%} of a step's products (predicted)")
 
 # %% [markdown]
-# **Read it.** Wrap the experts alone where the network is slow. Libraries recompute whole layers: rows travel six times in place of
-# four, and one node fits load 3.
+# **Read it.** Wrap the experts alone where the network is slow. transformers recomputes whole layers: rows travel six times in place of
+# four, and one node fits at load 3.
 #
 # ## 4. Balance
 #
@@ -418,7 +418,7 @@ show(draw_load({way: [loads for _, loads, _ in runs] for way, runs in trained.it
 print("left alone: part of a token's vector that is the mean vector,", *(f"step {n}: {trained['left alone'][0][2][n - 1]:.2f}" for n in (1, 10, 100)))
 
 # %% [markdown]
-# **Read it.** All three collapse at first: nearly every token chooses the same experts, because tokens' vectors have become alike. Left
+# **Read it.** All three collapse at first: nearly every token chooses the same experts, while tokens' vectors become alike. Left
 # alone, the load falls least. Experts that share a rank average out. In the experts' part of a layer the mean rank waits
 # $1 - 1/\text{load}$, a third at load 1.5. (One block of 64 channels, 8 experts of width 64, batches of 8 x 64 bytes.)
 #
@@ -465,7 +465,7 @@ for way, runs in trained.items():
     print()
 
 # %% [markdown]
-# **Read it.** Dropless losses differ about as much between seeds as between ways. A cure decides the *load*: with room for 1.25 times the
+# **Read it.** Two seeds decide little between dropless losses. A cure decides the *load*: with room for 1.25 times the
 # mean, the router left alone drops 34% of rows.
 #
 # ## 5. Inside a node, or across nodes?
@@ -513,8 +513,8 @@ print("* the fastest, or within 3% of it")
 #
 # ## Break it, diagnose it
 #
-# The experts' gradients are averaged over the wrong group: over all ranks; or over the replicas alone, as FSDP was not told to
-# divide by 4.
+# The experts' gradients are averaged over the wrong group, all ranks; or over the right one, the replicas, by the wrong divisor, as
+# FSDP was not told to divide by 4.
 
 # %%
 def over_all_ranks(model):
@@ -538,7 +538,7 @@ found = run_ranks(lambda: {(make, fault): averaged(fault, make) for make in MAKE
 for (make, fault), losses in found.items():
     gaps = [abs(a / b - 1) for a, b in zip(losses, right[make], strict=True)]
     print(f"{make.__name__:<5} fault: {fault:<14} first loss {gaps[0]:.0e}, tenth {gaps[-1]:.0e} from one process")
-    assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group is found by the tenth loss in fp64"
+    assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group or divisor is found by the tenth loss in fp64"
 
 # %% [markdown]
 # **Diagnose it.** First losses are right: no gradient is in them. Averaged over all ranks, an expert learns from other experts'
