@@ -91,7 +91,9 @@ def _draw_rings(axes: Axes, tp: int, dp: int) -> None:
         for a, b in itertools.pairwise(places):
             _arrow(axes, (a, 1.0), (b, 1.0), TP, bend=-0.55)
         _arrow(axes, (places[-1], 1.05), (places[0], 1.05), TP, bend=0.32)
-        axes.text(sum(places[-2:]) / 2, 2.1, "tp: a ring of slices", color=TP, fontsize=10, ha="center")
+        axes.text(
+            sum(places[-2:]) / 2, 2.1, "tp: a ring of slices", color=TP, fontsize=10, ha="center"
+        )
     for a, b in itertools.pairwise(range(dp)):
         x, next_x = (_x(replica * tp, tp) + 0.3 for replica in (a, b))
         _arrow(axes, (x, 1.0), (next_x, 1.0), SHARD, style="<|-|>", bend=-0.42)
