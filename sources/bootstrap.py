@@ -1,4 +1,4 @@
-# Finds the course, so that `from utils import ...` works below. In Colab it fetches it first.
+# Finds the course, so that `from utils import ...` works below. In Colab it clones `repository`, where one is set.
 import importlib.util
 import pathlib
 import subprocess

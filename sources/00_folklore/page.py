@@ -20,19 +20,19 @@
 # | memory = 18 x parameters x bytes per parameter | fp32 Adam 16 bytes, mixed 16, or 18 with fp32 gradients | [01](beginner/01_where_memory_goes.ipynb#A-folklore-formula "the folklore, 18 x 4") |
 # | mixed precision halves training memory | states stay; activations halve in a large batch; at batch 1 the peak does not move | [02 §3](beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "ResNet-50 with Adam, one image and several") |
 # | checkpoint everything | tiny layers can raise the peak; batch norm's statistics move twice | [05 §3](intermediate/05_checkpointing.ipynb#3.-Where-it-gives-little-back "each tiny layer"), [05 §4](intermediate/05_checkpointing.ipynb#4.-What-it-can-break "plain checkpoint") |
-# | checkpointing costs 33% | 1.3B on an H200: all blocks 26% of the time, selective 21%, steps of half the size 13% | [05 §6](intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "gpt1b_recompute") |
+# | checkpointing costs 33% | 1.3B on an H200: all blocks take 26% more time, selective 21% (eager PyTorch) | [05 §6](intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "gpt1b_recompute") |
 # | LoRA trains 0.1% of parameters, so saves 99.9% of memory | of states, yes; weights and activations stay | [06 §2](intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains") |
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9, a step's peak more than three times that | [06](intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated "draw_budget_map") |
 # | bitsandbytes is quantization-aware training | the base is frozen | [99](advanced/99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
 # | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
-# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#Old-names "torch.cuda.amp"), [13](advanced/13_pipelines.ipynb#Where-it-comes-from "Pipe") |
+# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#2.-The-conversion,-by-hand "by_library"), [13](advanced/13_pipelines.ipynb#5.-PyTorch's-own "train_pytorch") |
 #
 # ## Sharding
 #
 # | often said | what is right | shown in |
 # |---|---|---|
 # | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09](intermediate/09_sharding.ipynb#One-GPU "on_one_rank") |
-# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §5](intermediate/07_offload.ipynb#5.-The-scenario-as-asked "gradients leave, too") |
+# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §5](intermediate/07_offload.ipynb#5.-The-scenario-as-asked "gradients leave") |
 # | ZeRO-3 partitions activations | states alone | [99](advanced/99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
 # | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds "textbook") |
 # | a 1B model does not fit an A100 | its states are below 20 GB; activations or logits overflow 80 | [14 §6](advanced/14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "16 x") |

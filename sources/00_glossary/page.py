@@ -75,7 +75,7 @@
 # | master weights, master copy | the fp32 weights that the optimizer updates, where the model computes with 16-bit copies | [02, section 2](beginner/02_mixed_precision.ipynb) and [09, section 1](intermediate/09_sharding.ipynb) |
 # | loss scaling, GradScaler | multiply the loss, so that small fp16 gradients do not become 0, and divide before the step; PyTorch's own, which skips steps with infinite gradients and adapts the scale | [02, section 2](beginner/02_mixed_precision.ipynb) and [03, section 3](beginner/03_when_numbers_break.ipynb) |
 # | clipping | scaling all gradients down together when their norm exceeds a bound; of weights, cutting off the largest before rounding | [03, section 5](beginner/03_when_numbers_break.ipynb) and [08, *Two methods that look at the inputs*](intermediate/08_smaller_weights.ipynb) |
-# | warm-up | first steps that are not yet like the rest: a learning rate that climbs, a pipeline that fills, a run before the clock starts | [03, *Recap*](beginner/03_when_numbers_break.ipynb) and [13, section 6](advanced/13_pipelines.ipynb) |
+# | warm-up | first steps that are not yet like the rest: a learning rate that climbs, a pipeline that fills, a run before the clock starts | [03, *Recap*](beginner/03_when_numbers_break.ipynb) and [13, section 4](advanced/13_pipelines.ipynb) |
 
 # %% [markdown]
 # ## How does more fit onto one card?

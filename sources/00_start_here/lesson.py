@@ -143,7 +143,7 @@ print(adam)
 # %% [markdown]
 # ## 5. The scoreboard, and your progress
 #
-# Each lesson adds rows and shows its own; `scoreboard()` shows all. Rows stay when you close the notebook.
+# Some lessons add rows and show their own; `scoreboard()` shows all. Rows stay when you close the notebook.
 
 # %%
 score("00", adam)
@@ -192,7 +192,7 @@ mine
 # | [13 Pipelines](advanced/13_pipelines.ipynb) | run any schedule on four ranks, and predict its bubble, memory and messages | 80 | 75 | [lab](../labs/advanced/13_pipelines.ipynb), [solution](../solutions/advanced/13_pipelines.ipynb) |
 # | [14 Three dimensions at once](advanced/14_three_dimensions.ipynb) | compose tensor, pipeline and data parallelism, and count the bytes on every link | 80 | 60 | [lab](../labs/advanced/14_three_dimensions.ipynb), [solution](../solutions/advanced/14_three_dimensions.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | say what 130B takes on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
-# | [16 Runs that survive](advanced/16_runs_that_survive.ipynb) | kill real training at random moments, lose nothing, and resume to the last bit | 55 | 80 | [lab](../labs/advanced/16_runs_that_survive.ipynb), [solution](../solutions/advanced/16_runs_that_survive.ipynb) |
+# | [16 Runs that survive](advanced/16_runs_that_survive.ipynb) | kill real training at chosen moments, lose nothing, and resume to the last bit | 55 | 80 | [lab](../labs/advanced/16_runs_that_survive.ipynb), [solution](../solutions/advanced/16_runs_that_survive.ipynb) |
 # | [16a When a run breaks](advanced/16a_when_a_run_breaks.ipynb) | kill ranks, a host and a link; see who notices, who is to blame, and what it costs | 50 | | lab 16 |
 # | [17 On a real cluster](advanced/17_cluster_and_budget.ipynb) | start one script by torchrun and Slurm, and lose a node | 60 | 75 | [lab](../labs/advanced/17_cluster_and_budget.ipynb), [solution](../solutions/advanced/17_cluster_and_budget.ipynb) |
 # | [17a What a run costs, and which offer to take](advanced/17a_what_a_run_costs.ipynb) | price a run by the token, and decide between offers | 60 | | |

@@ -31,7 +31,8 @@ from torch import nn
 
 from utils import draw_breakdown, draw_timeline, explore, fit, fit_model, format_bytes, show
 from utils.catalog.devices import DEVICES
-from utils.fitting import Recipe, auto_class, mixed_precision, model_config, model_names, script, studio_line
+from utils.fitting import Recipe, auto_class, mixed_precision, model_config, model_names, script
+from utils.lessons.lesson_00a.handover import studio_line
 from utils.lessons.lesson_00a.map_figure import draw_map, map_of
 
 # %% [markdown]

@@ -10,8 +10,8 @@ import pytest
 from utils.catalog import ModelShape
 from utils.fitting import Recipe, Trials, fit_model, model_config
 from utils.fitting.fitted import Fit
-from utils.fitting.handover import studio_line, written
 from utils.fitting.seconds import shape_of
+from utils.lessons.lesson_00a.handover import studio_line, written
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 STUDIO = Path("sources/advanced/15_design_studio/lesson.py")

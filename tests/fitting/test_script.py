@@ -138,7 +138,7 @@ def test_the_file_pins_and_gathers_by_gloo_where_there_is_a_gpu(tiny: Path, tmp_
     text = written(tmp_path, RECIPES["states on the host"], tiny).read_text()
     assert "pinned = torch.cuda.is_available()" in text
     assert "CPUOffloadPolicy(pin_memory=pinned) if offload else" in text
-    assert "    shard(model, torch.bfloat16, offload=True)\n" in text and "device_map" not in text
+    assert "    shard(model, offload=True)\n" in text and "device_map" not in text
     assert "joined(1, sharded=True)" in text and '"cpu:gloo,cuda:nccl"' in text
 
 

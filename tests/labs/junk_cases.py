@@ -56,7 +56,7 @@ HANDED_ON = {
     "kwargs": "nn/modules",
 }
 # Their time is that of importing torch, and ends by their own limit.
-STARTS_A_SCRIPT = ("run_loader",)
+STARTS_A_SCRIPT = ("run_loader", "run_ranks")
 
 JUNK: dict[str, Callable[[], Any]] = {
     "None": lambda: None, "5": lambda: 5, "-1": lambda: -1, "0": lambda: 0, "1e30": lambda: 1e30,

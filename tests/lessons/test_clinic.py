@@ -30,6 +30,9 @@ from utils.lessons.lesson_10 import full_loader
 from utils.lessons.lesson_10.death import death_of
 from utils.lessons.lesson_10.host import batch_bytes, run_loader
 from utils.lessons.lesson_10.kernel import run_cells
+from utils.lessons.lesson_10.messages import PUBLISHED
+from utils.lessons.lesson_10.one_segment import one_segment_bytes
+from utils.lessons.lesson_10.seven import seven
 from utils.memory import OverBudgetError
 from utils.techniques import checkpoint_blocks
 from utils.units import MIB
@@ -156,6 +159,29 @@ def test_where_fragmentation_dies_no_hole_serves(before: dict[str, Examination])
     assert 0 < death.steps_done < 10, "it dies in mid-run"
     with pytest.raises(ValueError, match="serves every request"):
         death_of(found, capacity_bytes=found.bytes)
+
+
+def test_a_long_batch_is_over_its_budget_and_its_tokens_in_parts_are_not() -> None:
+    patient = seven()["long_batch"]
+    found = examine_over_budget(patient)
+    cure = {"batch.chunk(parts)": "batch.chunk(max(parts, -(-batch.numel() // 1024)))"}
+    after = examine(patient.edited(cure))
+    assert found.bytes > (1 + MARGIN) * patient.limit_bytes, "clearly over"
+    assert after.bytes < (1 - MARGIN) * patient.limit_bytes, "clearly under"
+    assert after.same_losses(found), "parts of any size have the same losses"
+    assert patient.complaint.startswith("It ran for hours")
+
+
+def test_one_segment_holds_what_is_alive_and_less_than_many(
+    before: dict[str, Examination],
+) -> None:
+    found = before["fragmentation"]
+    size = one_segment_bytes(found.run.timeline)
+    assert found.run.peak_bytes <= size < found.bytes, "in whole pages, without the small holes"
+
+
+def test_a_published_message_says_where_it_can_be_read() -> None:
+    assert PUBLISHED[1].url == "https://github.com/kerrj/lerf/issues/73"
 
 
 def test_cells_run_in_a_kernel_of_their_own_and_go_on_after_an_error() -> None:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from utils.clinic import Examination, examine
+from utils.lessons.lesson_10.seven import seven
+from utils.lessons.lesson_10.steps import by_step
 from utils.lessons.lesson_10.views import (
+    FullCard,
     PatientBytes,
     Segment,
-    draw_blocks,
+    draw_alive,
+    draw_four_ways,
+    draw_peak,
     draw_segments,
+    draw_steps,
     draw_ward,
 )
-from utils.units import MIB, Evidence
+from utils.units import GIB, MIB, Evidence
+
+
+@pytest.fixture(scope="module")
+def found() -> Examination:
+    return examine(seven()["kept_graph"])
 
 
 def test_the_ward_has_a_bar_and_a_note_for_each_patient() -> None:
@@ -36,10 +48,42 @@ def test_segments_are_as_long_as_their_blocks() -> None:
     assert not after.patches and "simulated" in figure._supxlabel.get_text()
 
 
-def test_blocks_carry_their_bytes() -> None:
-    axes = draw_blocks({"logits": 3 * MIB, "all else": MIB}, title="Peak").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["3.00 MiB", "1.00 MiB"]
-    assert [bar.get_width() for bar in axes.patches] == [3, 1]
+def test_a_small_segment_says_what_is_in_it() -> None:
+    rows = {"now": [Segment(((MIB // 2, "parameters"), (3 * MIB // 2, "")))]}
+    axes = draw_segments(rows, title="Map").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["small tensors; 512.00 KiB taken"]
+
+
+def test_a_peak_is_one_bar_in_parts_against_its_budget() -> None:
+    axes = draw_peak({"logits": 3 * MIB, "all else": MIB}, 2 * MIB, title="Peak").axes[0]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 3), (3, 1)]
+    told = [text.get_text() for text in axes.texts]
+    assert told == ["logits\n3.0 MiB", "all else\n1.0 MiB", " budget 2.00 MiB"]
+
+
+def test_a_run_has_a_number_for_each_step_and_its_budget(found: Examination) -> None:
+    axes = draw_alive({"run": found}, title="Run", after_last="the end").axes[0]
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == [*map(str, range(1, 9)), "the end"], "its steps, and what follows"
+    assert [text.get_text() for text in axes.texts] == [" budget 40.00 MiB"]
+
+
+def test_four_ways_have_a_panel_each(found: Examination) -> None:
+    parts = {"tensors": GIB, "other processes": GIB // 2, "free": GIB // 4}
+    card = FullCard(parts, "a log", ["other processes"])
+    segments = [Segment(((2 * MIB, "activations"), (18 * MIB, "")))]
+    panels = draw_four_ways(segments, 20 * MIB, card, found, found).axes
+    assert [axes.get_title(loc="left")[:2] for axes in panels] == ["a.", "b.", "c.", "d."]
+    assert [text.get_text().strip() for text in panels[1].texts] == ["1.00", "0.50", "0.25"]
+
+
+def test_each_step_has_its_peak_and_what_is_reserved_after_it(found: Examination) -> None:
+    steps = by_step(found)
+    assert len(steps) == 8 and max(step.peak_bytes for step in steps) == found.run.peak_bytes
+    assert [step.reserved_bytes for step in steps] == sorted(s.reserved_bytes for s in steps)
+    names = [str(number) for number in range(8)]
+    axes = draw_steps({"run": steps}, {"run": names}, limit_bytes=40 * MIB, title="Steps").axes[0]
+    assert [bar.get_height() * MIB for bar in axes.patches] == [step.peak_bytes for step in steps]
 
 
 def test_nothing_to_draw_is_refused() -> None:
@@ -48,4 +92,8 @@ def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing is reserved"):
         draw_segments({"before": []}, title="")
     with pytest.raises(ValueError, match="a block or more"):
-        draw_blocks({}, title="")
+        draw_peak({}, 0, title="")
+    with pytest.raises(ValueError, match="a run or more"):
+        draw_alive({}, title="")
+    with pytest.raises(ValueError, match="a run or more"):
+        draw_steps({}, {}, limit_bytes=0, title="")

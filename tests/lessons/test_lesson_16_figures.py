@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import warnings
+from pathlib import Path
 
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from utils.lessons.lesson_16.attempts import change_a_byte
+from utils.lessons.lesson_16.checkpoint_files import draw_files, draw_left
 from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
 from utils.views import Span
 
@@ -40,3 +47,38 @@ def test_forgotten_pieces_count_the_steps_that_differ() -> None:
     assert "nothing: 0" in found and "scaler: 1, by up to 0.50" in found, found
     with pytest.raises(ValueError, match="runs of 1 steps after step 2"):
         draw_forgotten([3.0, 2.0, 1.0], {"nothing": [1.0, 2.0]}, 2, title="T")
+
+
+def test_files_are_drawn_from_what_the_checkpoint_says(tmp_path: Path) -> None:
+    state = {"weight": torch.zeros(8, 2)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
+        dcp.save(state, checkpoint_id=tmp_path / "one")
+    figure = draw_files(tmp_path / "one", "weight", 2, title="T")
+    told = " ".join(text.get_text() for text in figure.axes[0].texts)
+    assert "rank 0 of 1 writes\nrows 0 to 7" in told and "__0_0.distcp" in told, told
+    assert "rank 1 of 2 reads\nrows 4 to 7" in told, told
+    with pytest.raises(ValueError, match="a tensor of the checkpoint; got bias"):
+        draw_files(tmp_path / "one", "bias", 2, title="T")
+
+
+def test_what_kills_left_marks_what_a_load_finds() -> None:
+    left = {"written": (["writing", "step-00000010-save-3"], "step-00000010-save-3")}
+    texts = [text.get_text() for text in draw_left(left, title="T").axes[0].texts]
+    assert "step 10: a load finds this" in texts, texts
+    assert "writing: no checkpoint's name" in texts, texts
+    with pytest.raises(ValueError, match="at least one kill"):
+        draw_left({}, title="T")
+
+
+def test_a_changed_byte_makes_one_number_256_times_as_large(tmp_path: Path) -> None:
+    state = {"model": {"head.weight": torch.linspace(-0.02, 0.02, 64).reshape(8, 8)}}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
+        dcp.save(state, checkpoint_id=tmp_path / "one")
+        before, after = change_a_byte(tmp_path / "one")
+        found = {"model": {"head.weight": torch.zeros(8, 8)}}
+        dcp.load(found, checkpoint_id=tmp_path / "one")
+    changed = found["model"]["head.weight"] != state["model"]["head.weight"]
+    assert changed.sum() == 1 and after == 256 * before, (before, after)
+    assert found["model"]["head.weight"][changed].item() == after, "what a load gives"

@@ -15,14 +15,15 @@ from torch import Tensor
 from utils.lessons.lesson_18 import workers
 from utils.lessons.lesson_18.at_size import RANKS as GPUS
 from utils.lessons.lesson_18.at_size import of_one_rank
-from utils.lessons.lesson_18.compare import apart, gathered, sent_bytes
+from utils.lessons.lesson_18.compare import apart, gathered, merged_error, sent_bytes
 from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
-from utils.lessons.lesson_18.library import pytorch_ring, pytorch_sent_bytes
 from utils.lessons.lesson_18.pieces import attend_piece
-from utils.lessons.lesson_18.records.growth import LINES, peak_bytes, recorded
+from utils.lessons.lesson_18.published import nvidia_tflops, torchtitan_rows
+from utils.lessons.lesson_18.records.growth import DRAWN, LINES, VERDICT, fits, recorded, simulated
 from utils.lessons.lesson_18.refusals import check_heads, check_length
-from utils.lessons.lesson_18.ring import places, ring_attention, ulysses_attention
-from utils.lessons.lesson_18.timed import pairs_of
+from utils.lessons.lesson_18.ring import places, ring_attention, shares, ulysses_attention
+from utils.lessons.lesson_18.rounds import pairs_of, round_ends
+from utils.lessons.lesson_18.volumes import told_megabytes
 from utils.ranks import RankError, run_ranks
 
 RANKS, LENGTH, WIDTH = 4, 64, 16
@@ -66,14 +67,17 @@ def test_a_shared_sequence_is_one_process_and_sends_what_the_formula_says(
 BF16 = 2**-8
 
 
-@pytest.mark.parametrize("way", ["ours", "alltoall", "allgather"])
-def test_in_16_bits_gradients_travel_in_32_as_in_pytorchs_own_ring(way: str) -> None:
-    attention = ring_attention if way == "ours" else pytorch_ring(way)
-    given = (RANKS, attention, laid_out(True), 2, 2, LENGTH, WIDTH, torch.bfloat16)
+def test_in_16_bits_gradients_travel_in_32() -> None:
+    given = (RANKS, ring_attention, laid_out(True), 2, 2, LENGTH, WIDTH, torch.bfloat16)
     for found in run_ranks(apart, *given):
         assert found.relative < 3 * BF16
-        counted = found.put_in.get("send") or pytorch_sent_bytes(found.put_in, RANKS)
-        assert counted == (8 * RANKS - 4) * 2 * LENGTH // RANKS * 2 * WIDTH
+        assert found.put_in["send"] == (8 * RANKS - 4) * 2 * LENGTH // RANKS * 2 * WIDTH
+
+
+def test_sums_in_16_bits_lose_more_the_more_parts_there_are() -> None:
+    few, many = (merged_error(parts, torch.bfloat16) for parts in (4, 64))
+    assert many > 2 * few > 2 * merged_error(4, torch.float32)
+    assert merged_error(64, torch.float32) < BF16
 
 
 def held_between(attention: Callable[..., Tensor]) -> tuple[int, int]:
@@ -107,12 +111,40 @@ def test_every_token_lies_on_one_rank_and_zigzag_makes_work_even(ranks: int, zig
     assert (len(set(work)) == 1) == (zigzag or ranks == 1)
 
 
+def rounds_of(ranks: int, zigzag: bool) -> list[list[int]]:
+    """Pairs of each rank and round, of a ring."""
+    found, own = [], LENGTH // ranks
+    for rank in range(ranks):
+        seen = [shares(rank, (rank - step) % ranks, own, zigzag) for step in range(ranks)]
+        sizes = [(len(range(own)[rows]), len(range(own)[columns]), causal) for rows, columns, causal in filter(None, seen)]  # fmt: skip
+        pairs = iter([pairs_of(*size) for size in sizes])
+        found.append([next(pairs) if part else 0 for part in seen])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_in_order_a_ring_waits_for_its_last_rank(ranks: int) -> None:
+    even = pairs_of(LENGTH, LENGTH, causal=True) / ranks
+    assert round_ends(rounds_of(ranks, zigzag=True))[-1] == even
+    slower = round_ends(rounds_of(ranks, zigzag=False))[-1] / even - 1
+    assert slower == pytest.approx(1 - 1 / ranks, abs=2 / LENGTH)  # the diagonal's own pairs
+
+
+def test_published_rows_are_those_of_the_lesson() -> None:
+    rows = torchtitan_rows()
+    assert [row.cp for row in rows] == [1, 2, 4, 8]
+    assert {row.length // row.cp for row in rows} == {32_768}
+    assert list(nvidia_tflops()) == [4, 8, 16, 32]
+
+
 def test_the_pictures_say_who_holds_and_who_sends() -> None:
-    in_order, zigzag, rounds = draw_holders().axes
+    in_order, zigzag, rounds, way_home = draw_holders().axes
     assert in_order.get_title(loc="left").endswith("2, 6, 10, 14")
     assert zigzag.get_title(loc="left").endswith("8, 8, 8, 8")
     told = [text.get_text() for text in rounds.texts]
     assert told.count("keys 0, 7\n1, 6 see 0") == told.count("keys 2, 5\n6 sees 2, 5") == 1
+    terms = [text.get_text().rpartition("\n")[2] for text in way_home.texts]
+    assert terms == ["1 term", "2 terms", "3 terms", "4 terms", "all 4 terms"]
     before, _, after = draw_exchange().axes
     sent, came = ([text.get_text() for text in axes.texts] for axes in (before, after))
     assert sent.count("stays") == came.count("stayed") == RANKS
@@ -203,13 +235,29 @@ def test_seven_billion_at_128k_around_a_ring() -> None:
     assert sum(row.payload_bytes for row in sent) == numbers * (2 * keys + 4 * gradients)
 
 
-@pytest.mark.parametrize("line", ["both", "both, over a ring of 8"])
+@pytest.mark.parametrize("line", ["both", "both, over a ring of 8", "both, over a ring of 16"])
 def test_the_pictures_numbers_are_the_simulations(line: str) -> None:
-    assert peak_bytes(line, 131_072) == recorded()[line][131_072]
+    found = simulated(line, 131_072)
+    assert found.peak_bytes == recorded()[line][131_072]
+    assert found.reserved_bytes == recorded("reserved_bytes")[line][131_072]
 
 
 def test_the_picture_has_every_line() -> None:
-    assert recorded().keys() == LINES.keys()
+    assert recorded().keys() == recorded("reserved_bytes").keys() == LINES.keys()
+    assert set(DRAWN) < LINES.keys()
+    assert all(tokens in recorded("reserved_bytes")[line] for line, tokens in VERDICT)
+
+
+def test_what_fits_is_said_of_half_all_and_twice_the_band() -> None:
+    assert fits(100 * 2**30, 115 * 2**30, 0.1) == "+5% 105 fits, +10% 110 fits, +20% 120 no"
+
+
+def test_a_layers_megabytes_are_those_of_the_simulated_ring() -> None:
+    # Bytes of a move's number: keys in bf16 three times n - 1, gradients in fp32 n times.
+    around = (2 * 3 * (GPUS - 1) + 4 * GPUS) * 2 * (131_072 // GPUS) * 4 * 128 / 1e6
+    line = told_megabytes("qwen2.5-7b", GPUS, 131_072)
+    assert f"with checkpoints {around:,.0f};" in line
+    assert line.endswith("8 does not divide 28")
 
 
 @pytest.mark.slow

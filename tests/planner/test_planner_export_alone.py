@@ -28,7 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 import utils
 import utils.parallel.train as loop
 
-adamw, clip, report, destroy = loop.adamw, loop.clip, loop.report, dist.destroy_process_group
+adamw, clip, report, destroy = loop.adamw, loop.clip_grad_norm, loop.report, dist.destroy_process_group
 named, kept, norms = {}, {}, []
 
 def naming(parts, learning_rate):
@@ -42,7 +42,7 @@ def keeping(optimizer, mesh, limit):
         named.clear()
         if not mesh.get_local_rank("shard") and not mesh.get_local_rank("tp"):
             torch.save(kept, f"gradients-{mesh.get_local_rank('pp')}.pt")
-    norms.append(clip_grad_norm(optimizer, mesh, limit).item())
+    norms.append(clip(optimizer, mesh, limit).item())
     return norms[-1]
 
 def saving(losses, first=0):
@@ -58,7 +58,7 @@ def leaving():
     json.dump([left, norms[0]], open(f"left-{dist.get_rank()}.json", "w"))
     destroy()
 
-loop.adamw, loop.clip, loop.report, dist.destroy_process_group = naming, keeping, saving, leaving
+loop.adamw, loop.clip_grad_norm, loop.report, dist.destroy_process_group = naming, keeping, saving, leaving
 runpy.run_path("train.py", run_name="__main__")
 """
 

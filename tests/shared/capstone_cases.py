@@ -23,7 +23,7 @@ LAB = solved_lab("advanced/99_capstone")
 @cache
 def model_answers() -> dict[str, Callable[[Any], dict[str, Any]]]:
     names = {"itertools": itertools, "math": math, "re": re, "Counter": Counter, "Lora": Lora, "Plan": Plan, "axis_bytes": axis_bytes,
-                 "cost": cost, "estimate": estimate, "model_shape": model_shape, "search": search, "Space": SearchSpace, "DAY": DAY,
+                 "cost": cost, "estimate": estimate, "model_shape": model_shape, "search": search, "SearchSpace": SearchSpace, "DAY": DAY,
                  "best_interval_seconds": best_interval_seconds, "working_share": working_share}  # fmt: skip
     return definitions(
         LAB, "\nanswer = ", starts=("# BEGIN SOLUTION\ndef ", "# BEGIN SOLUTION\nCURE_FOR"), **names

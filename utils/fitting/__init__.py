@@ -1,7 +1,6 @@
 """Your own model on a card: does it fit, where do the bytes go, what would make it fit, and the script."""
 
 from utils.fitting.fitted import Fit, Trials, fit_model
-from utils.fitting.handover import studio_line
 from utils.fitting.model_configs import (
     ModelConfigError,
     auto_class,
@@ -28,5 +27,4 @@ __all__ = [
     "model_names",
     "published_parameters",
     "script",
-    "studio_line",
 ]

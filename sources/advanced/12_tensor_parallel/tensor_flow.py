@@ -202,6 +202,8 @@ def draw_kept(
     """
     if not measured or [*measured] != [*parts]:
         raise ValueError(f"Both need the same schemes; got {[*measured]} and {[*parts]}.")
+    if without is not None and [*measured] != [*without]:
+        raise ValueError(f"`without` needs the schemes {[*measured]}; got {[*without]}.")
     unit, name = byte_unit(min(measured.values()))
     looks = [("#3f90da", "\\\\"), ("#ffa90e", "//"), ("#a96b59", ".."), ("#ffffff", "")]
     with course_style():

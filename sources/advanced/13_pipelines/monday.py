@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,16 +24,33 @@ RANKS, STEPS = 2, 3
 
 
 def block_1(text: str) -> None:
-    """PyTorch's schedule: losses of one process; with GPipe in its place rank 0 keeps more."""
-    wanted, norm = _alone()
-    found = run_ranks(_by_schedule, RANKS, text)
-    assert found[-1][0], "the last rank has no losses"
-    gaps = [abs(a / b - 1) for a, b in zip(found[-1][0], wanted, strict=True)]
-    assert max(gaps) < 1e-5, f"losses are {found[-1][0]}, and those of one process {wanted}"
-    for _, _, of_stages in found:
-        assert abs(of_stages / norm - 1) < 1e-5, f"a norm of {of_stages}, and {norm} is due"
-    gpipe = run_ranks(_by_schedule, RANKS, text.replace("Schedule1F1B", "ScheduleGPipe"))
-    assert gpipe[0][1] == 4 * found[0][1], "of eight micro-batches 1F1B holds two on rank 0"
+    """PyTorch's schedule: losses of one process; with GPipe in its place rank 0 keeps more.
+
+    The last rank keeps no outputs, batches are moved to the device, and the saved parts make one model.
+    """
+    wanted, norm, model = _alone()
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_ranks(_by_schedule, RANKS, text, folder)
+        saved = [torch.load(Path(folder, f"part_{rank}.pt")) for rank in range(RANKS)]
+        gpipe = run_ranks(
+            _by_schedule, RANKS, text.replace("Schedule1F1B", "ScheduleGPipe"), folder
+        )
+        unguarded = text.replace(", return_outputs=False", "")
+        assert unguarded != text, "the line says what it turns off"
+        keeping = run_ranks(_by_schedule, RANKS, unguarded, folder)
+    assert found[-1]["losses"], "the last rank has no losses"
+    gaps = [abs(a / b - 1) for a, b in zip(found[-1]["losses"], wanted, strict=True)]
+    assert max(gaps) < 1e-5, f"losses are {found[-1]['losses']}, and those of one process {wanted}"
+    for rank in found:
+        assert abs(rank["norm"] / norm - 1) < 1e-5, f"a norm of {rank['norm']}, and {norm} is due"
+    assert gpipe[0]["kept"] == 4 * found[0]["kept"], "of eight micro-batches 1F1B holds two"
+    outputs = [run[-1]["outputs"] for run in (found, keeping)]
+    assert outputs == [0, 4 * RANKS], f"the last rank keeps {outputs} outputs without and with them"
+    whole = {name: value for part in saved for name, value in part.items()}
+    assert len(whole) == sum(map(len, saved)), "names of two parts are the same"
+    for name, value in model.state_dict().items():
+        # AdamW's first steps are as large where a gradient is nearly zero: no finer bound holds.
+        torch.testing.assert_close(whole[name], value, rtol=1e-3, atol=1e-3)
 
 
 def block_2(text: str) -> None:
@@ -52,8 +71,19 @@ def _whole_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.cat(inputs), torch.cat(targets)) for inputs, targets in map(batch, range(STEPS))]
 
 
-def _alone() -> tuple[list[float], float]:
-    """Losses of one process, and its last step's norm."""
+class _Elsewhere:
+    """A batch that lies on another device until `to` moves it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        """The tensor on `device`."""
+        return self._tensor.to(device)
+
+
+def _alone() -> tuple[list[float], float, nn.Module]:
+    """Losses of one process, its last step's norm, and the model after it."""
     model, losses, norm = layers_of(0, 1), [], torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters())
     for inputs, targets in _whole_batches():
@@ -63,17 +93,27 @@ def _alone() -> tuple[list[float], float]:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    return losses, norm.item()
+    return losses, norm.item(), model
 
 
-def _by_schedule(text: str) -> tuple[list[float], int, float]:
-    """Losses, the bytes that this rank keeps for backward at most, the batch left out, and the last norm."""
-    layers, loader = list(layers_of(0, 1)), _whole_batches()
+def _by_schedule(text: str, folder: str) -> dict[str, Any]:
+    """What the lines leave on this rank.
+
+    The losses, the bytes kept for backward at most, the batch left out, the last norm, and how many
+    outputs the stage still holds.
+    """
+    layers, batches = list(layers_of(0, 1)), _whole_batches()
     names: dict[str, Any] = {"torch": torch, "nn": nn, "dist": dist, "loss_fn": F.mse_loss}
+    names["loader"] = [(_Elsewhere(inputs), _Elsewhere(targets)) for inputs, targets in batches]
     own = [p for layer in layers for p in layer.parameters()]
-    with saved_for_backward([*own, *(inputs for inputs, _ in loader)]) as saved:
-        made = run_block(text, layers=layers, loader=loader, device=torch.device("cpu"), **names)
-    return made["losses"], saved.peak_bytes, made["square"].sqrt().item()
+    with saved_for_backward([*own, *(inputs for inputs, _ in batches)]) as saved:
+        made = run_block(text, layers=layers, device=torch.device("cpu"), folder=folder, **names)
+    return {
+        "losses": made["losses"],
+        "kept": saved.peak_bytes,
+        "norm": made["square"].sqrt().item(),
+        "outputs": len(made["stage"].output_chunks),
+    }
 
 
 def _by_deepspeed(text: str) -> list[float]:

@@ -17,7 +17,7 @@ from utils.parallel.actions import Action, Program, stage_owners
 from utils.planner.schedules import Run
 from utils.planner.schedules import timed as timed_run
 
-__all__ = ["SleepingStage", "fastest", "launch_and_message"]
+__all__ = ["SleepingStage", "fastest", "launch_and_message", "rounds_of", "sleep_through"]
 
 Spans = dict[Action, tuple[float, float]]
 
@@ -103,13 +103,18 @@ def sleep_through(
     return found
 
 
-def fastest(rows: Program, by_rank: Sequence[Sequence[Mapping[Any, Any]]]) -> Run:
-    """The shortest round of `sleep_through`: other programs can only make a round longer."""
+def rounds_of(rows: Program, by_rank: Sequence[Sequence[Mapping[Any, Any]]]) -> list[Run]:
+    """Each round of `sleep_through` as a run, the shortest first."""
     rounds = [
         timed_run(rows, {action: span for spans in one for action, span in spans.items()})
         for one in zip(*by_rank, strict=True)
     ]
-    return min(rounds, key=lambda one: one.total)
+    return sorted(rounds, key=lambda one: one.total)
+
+
+def fastest(rows: Program, by_rank: Sequence[Sequence[Mapping[Any, Any]]]) -> Run:
+    """The shortest round of `sleep_through`: other programs can only make a round longer."""
+    return rounds_of(rows, by_rank)[0]
 
 
 def launch_and_message(gpipe: Run) -> tuple[float, float]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from utils.catalog import ModelShape
 from utils.lessons.blocks import run_block
@@ -17,7 +21,7 @@ from utils.parallel import ParallelDims
 from utils.ranks import run_ranks
 
 BOX = ParallelDims(pp=2, shard=2, tp=2)
-ROWS, STEPS = 8, 4
+ROWS, STEPS, RATE = 8, 4, 3e-4
 SHAPE = ModelShape(
     name="100B",
     family="llama",
@@ -30,54 +34,117 @@ SHAPE = ModelShape(
 )
 
 
-def _stage(number: int) -> nn.Sequential:
-    torch.manual_seed(number)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)).double()
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows + self.down(torch.relu(self.up(rows)))
+
+
+class _Stage(nn.Module):
+    """Blocks under their numbers in the whole model of four."""
+
+    def __init__(self, numbers: Iterable[int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict()
+        for number in numbers:
+            torch.manual_seed(number)
+            self.blocks[str(number)] = _Block().to(dtype)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks.values():
+            rows = block(rows)
+        return rows
+
+
+def _plan(numbers: Iterable[int]) -> dict[str, ParallelStyle]:
+    styles: dict[str, ParallelStyle] = {}
+    for n in numbers:
+        styles |= {f"blocks.{n}.up": ColwiseParallel(), f"blocks.{n}.down": RowwiseParallel()}
+    return styles
 
 
 def _loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return 10 * (outputs - targets).square().mean()
 
 
-def _batches(first: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(first: int, end: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
     random = torch.Generator().manual_seed(7)
     drawn = (torch.randn(ROWS, 16, generator=random, dtype=torch.float64) for _ in range(STEPS))
-    return [(rows[first:end], rows[first:end].flip(1)) for rows in drawn]
+    return [(rows[first:end].to(dtype), rows[first:end].flip(1).to(dtype)) for rows in drawn]
 
 
-def _on_a_rank(text: str) -> tuple[list[float], int]:
-    """The norm of each step, and the values that this rank holds."""
+class _Found(NamedTuple):
+    """Of one rank: each step's norm, the losses of a last stage, and how many values it holds."""
+
+    norms: list[float]
+    losses: list[float]
+    held: int
+
+
+def _on_a_rank(text: str, dtype: torch.dtype, folder: str) -> _Found:
     at = BOX.coordinates(dist.get_rank())
-    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    sizes = {"pp": 2, "dp": 2, "tp": 2, "device": "cpu", "micro_batches": 2}
+    numbers = range(2 * at["pp"], 2 * at["pp"] + 2)
+    sizes = {"pp": 2, "dp": 2, "tp": 2, "device": "cpu", "micro_batches": 2, "folder": folder}
     half = ROWS // 2 * at["shard"]
-    loader = _batches(half, half + ROWS // 2)
-    found = run_block(
-        text, stage=_stage(at["pp"]), plan=plan, loader=loader, loss_fn=_loss, **sizes
-    )
-    return found["norms"], sum(p.to_local().numel() for p in found["stage"].parameters())
+    given = {
+        "build": lambda place: _Stage(range(2 * place, 2 * place + 2), dtype),
+        "plan": _plan(numbers),
+        "loss_fn": _loss,
+    }
+    found = run_block(text, loader=_batches(half, half + ROWS // 2, dtype), **given, **sizes)
+    held = sum(p.to_local().numel() for p in found["stage"].parameters())
+    return _Found(found["norms"], found["losses"], held)
 
 
-def _alone() -> list[float]:
-    """The norms of one process, which clips most of its steps."""
-    model, norms = nn.Sequential(_stage(0), _stage(1)), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for inputs, targets in _batches(0, ROWS):
-        _loss(model(inputs), targets).backward()
+def _alone() -> tuple[nn.Module, list[float], list[list[float]]]:
+    """The model, norms and losses by replica of one process, which clips most of its steps."""
+    model, norms, losses = _Stage(range(4), torch.float64), [], []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    for inputs, targets in _batches(0, ROWS, torch.float64):
+        outputs = model(inputs)
+        pairs = zip(outputs.chunk(2), targets.chunk(2), strict=True)
+        losses.append([_loss(rows, right).item() for rows, right in pairs])
+        _loss(outputs, targets).backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()
         optimizer.zero_grad()
-    return norms
+    return model, norms, losses
+
+
+def _apart(found: Sequence[float], right: Sequence[float]) -> float:
+    return max(abs(a / b - 1) for a, b in zip(found, right, strict=True))
 
 
 def block_1(text: str) -> None:
-    """Eight ranks: the norms of one process over four steps, and a quarter of a stage on each."""
-    wanted, whole = _alone(), sum(p.numel() for p in _stage(0).parameters())
-    assert max(wanted) > 1.5, f"norms of {wanted}: nothing is clipped"
-    for norms, held in run_ranks(_on_a_rank, BOX.ranks, text, timeout_seconds=100):
-        gaps = [abs(a / b - 1) for a, b in zip(norms, wanted, strict=True)]
-        assert max(gaps) < 1e-10, f"norms of {norms}, and {wanted} are due"
-        assert held < 0.3 * whole, f"a rank holds {held} of {whole} values: is it sharded?"
+    """Eight ranks train as one process, in float64 exactly; what they save loads into one process."""
+    model, norms, losses = _alone()
+    assert max(norms) > 1.5, f"norms of {norms}: nothing is clipped"
+    whole = sum(p.numel() for p in model.parameters())
+    exact = text.replace("torch.bfloat16", "torch.float64").replace(
+        "torch.float32", "torch.float64"
+    )
+    assert exact.count("torch.float64") == 2, "the block names the types of products and of sums"
+    for lines, dtype, near in ((exact, torch.float64, 1e-10), (text, torch.float32, 0.05)):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = run_ranks(_on_a_rank, BOX.ranks, lines, dtype, folder, timeout_seconds=100)
+            loaded = {"model": _Stage(range(4), dtype).state_dict()}
+            with warnings.catch_warnings():  # that it loads in a single process: it should
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                load(loaded, checkpoint_id=folder, no_dist=True)
+        for rank, found in enumerate(ranks):
+            assert _apart(found.norms, norms) < near, f"norms of {found.norms}; {norms} are due"
+            assert found.held < 0.15 * whole, (
+                f"a rank holds {found.held} of {whole}: is it sharded?"
+            )
+            at = BOX.coordinates(rank)
+            due = [row[at["shard"]] for row in losses] if at["pp"] else []
+            assert _apart(found.losses, due) < near if due else not found.losses, f"{rank}: {found}"
+        for name, right in model.state_dict().items():
+            saved = loaded["model"][name].double()
+            assert torch.allclose(saved, right, rtol=0, atol=1e-10 if near < 1e-6 else 3e-3), name
 
 
 def block_2(text: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from utils.parallel import list_checkpoints
@@ -37,18 +39,30 @@ def damaged_copy(folder: Path, change: Callable[[Path], object]) -> Path:
     return copy
 
 
-def change_a_byte(path: Path) -> None:
-    """Change one byte of rank 0's file: the exponent of one number in the middle of its embedding."""
+def change_a_byte(path: Path) -> tuple[float, float]:
+    """Change one byte of rank 0's file, of a number in the output layer that every step uses.
+
+    The byte holds the exponent: the number becomes 256 times as large.
+
+    Returns:
+        The number before and after.
+    """
     stored = FileSystemReader(path).read_metadata().storage_data
     piece = next(where for index, where in stored.items() if _is_weight(index.fqn, where))
-    data = bytearray((path / piece.relative_path).read_bytes())
-    # The numbers of a saved tensor begin at a multiple of 64 bytes, so that each fourth byte is a last one.
-    data[piece.offset + piece.length // 8 * 4 + 3] ^= 0x08
-    (path / piece.relative_path).write_bytes(data)
+    file = path / piece.relative_path
+    data = bytearray(file.read_bytes())
+    kept = data[piece.offset : piece.offset + piece.length]
+    weight = torch.load(io.BytesIO(kept), weights_only=True).contiguous().flatten()
+    place = int(((weight.abs() >= 2.0**-8) & (weight.abs() < 2.0**-7)).nonzero()[0])
+    start = data.index(weight.numpy().tobytes(), piece.offset)
+    data[start + 4 * place + 3] ^= 0x04  # sets a bit of the exponent that is not set below 2 ** -7
+    file.write_bytes(data)
+    changed = torch.frombuffer(data, dtype=torch.float32, count=1, offset=start + 4 * place)
+    return weight[place].item(), changed.item()
 
 
 def _is_weight(name: str, where: Any) -> bool:
-    return name == "model.embed.weight" and where.relative_path.startswith("__0_")
+    return name == "model.head.weight" and where.relative_path.startswith("__0_")
 
 
 def lose_a_rank(path: Path) -> None:

@@ -17,17 +17,18 @@ ROWS, WIDTH, BATCH = 480, 16, 8
 
 
 class Points(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Points with noise, from a generator of the row's own or from the worker's global one."""
+    """Points with noise, from a generator of the row's and epoch's own or from the worker's global one."""
 
     def __init__(self, own_noise: bool = True) -> None:
         self.rows = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
-        self.own_noise = own_noise
+        self.own_noise, self.epoch = own_noise, 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        generator = torch.Generator().manual_seed(index) if self.own_noise else None
+        seed = self.epoch * ROWS + index  # each epoch draws other noise, and a resumed one the same
+        generator = torch.Generator().manual_seed(seed) if self.own_noise else None
         noisy = self.rows[index] + 0.3 * torch.randn(WIDTH, generator=generator)
         return noisy, int(self.rows[index, :8].sum() > 0)
 
@@ -58,9 +59,14 @@ class Run:
         """The next batch of this rank, of a new epoch where one is over."""
         for batch in self.batches:
             return batch
-        self.loader.sampler.set_epoch(self.epoch)
+        self.begin(self.epoch)
         self.batches, self.epoch = iter(self.loader), self.epoch + 1
         return next(self.batches)
+
+    def begin(self, epoch: int) -> None:
+        """Tell the order and the noise of the data which epoch it is."""
+        self.loader.sampler.set_epoch(epoch)
+        self.loader.dataset.epoch = epoch
 
     def step(self) -> float:
         """One training step; the mean of all ranks' losses."""

@@ -24,6 +24,9 @@ _KINDS = {
 }
 _LINES = (("#3f90da", "o", "-"), ("#832db6", "s", "--"), ("#717581", "^", "-."))
 DAY_SECONDS = 86_400.0
+MOST_MARKED = 60
+INSET_GOODPUT = (0.92, 1.0)
+INSET_SECONDS = (20 * 60, 8 * 3600)
 
 
 def draw_days(
@@ -41,17 +44,10 @@ def draw_days(
         figure, axes = empty_figure(height=1.6 + 0.55 * len(lanes))
         for row, lane in enumerate(lanes.values()):
             for span in lane:
-                color, hatch = _KINDS[span.kind]
-                axes.barh(
-                    row,
-                    (span.end_seconds - span.start_seconds) / DAY_SECONDS,
-                    height=0.62,
-                    left=span.start_seconds / DAY_SECONDS,
-                    color=color,
-                    hatch=hatch,
-                    linewidth=0,
-                    edgecolor="white",
-                )
+                _draw_span(axes, row, span)
+            saves = [span.end_seconds / DAY_SECONDS for span in lane if span.kind == "saving"]
+            if len(saves) <= MOST_MARKED:  # a save is thinner than a pixel: a line shows it
+                axes.vlines(saves, row - 0.31, row + 0.31, color=_KINDS["saving"][0], lw=1.2)
         axes.set_yticks(range(len(lanes)), [wrapped(name) for name in lanes])
         axes.invert_yaxis()
         axes.grid(False, axis="y")
@@ -62,9 +58,24 @@ def draw_days(
             for kind, (c, h) in _KINDS.items()
             if kind in kinds
         ]
-        figure.legend(handles=handles, loc="outside right upper")
+        figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
         print_evidence(figure, [evidence])
     return figure
+
+
+def _draw_span(axes: Axes, row: int, span: Span) -> None:
+    color, hatch = _KINDS[span.kind]
+    axes.barh(
+        row,
+        (span.end_seconds - span.start_seconds) / DAY_SECONDS,
+        height=0.62,
+        left=span.start_seconds / DAY_SECONDS,
+        color=color,
+        hatch=hatch,
+        linewidth=0,
+        edgecolor="white",
+        snap=False,  # else regular saves fall on pixels irregularly
+    )
 
 
 def draw_goodput(
@@ -72,6 +83,7 @@ def draw_goodput(
     formula: Mapping[str, Mapping[float, float]],
     *,
     title: str,
+    bet_seconds: float | None = None,
 ) -> Figure:
     """Goodput over the interval: simulated runs as points, a formula as a line, its best marked.
 
@@ -80,6 +92,7 @@ def draw_goodput(
             whisker spans 95% of the runs.
         formula: by the same names, one value by seconds.
         title: of the figure.
+        bet_seconds: an interval that the reader bet on, drawn as an upright line.
 
     Raises:
         ValueError: other names in one than in the other, or more of them than lines look apart.
@@ -89,20 +102,33 @@ def draw_goodput(
             f"draw_goodput() takes 1 to {len(_LINES)} names, the same simulated and by formula."
         )
     with course_style():
-        figure, axes = empty_figure(height=4.0)
-        for (name, curve), look in zip(formula.items(), _LINES, strict=False):
-            _draw_curve(axes, name, curve, simulated[name], look)
-        axes.set_xscale("log")
+        figure, axes = empty_figure(height=4.6)
+        inset = axes.inset_axes((0.44, 0.09, 0.38, 0.47))
+        for area in (axes, inset):
+            for (name, curve), look in zip(formula.items(), _LINES, strict=False):
+                _draw_curve(area, name, curve, simulated[name], look)
+            if bet_seconds is not None:
+                area.axvline(bet_seconds, color="black", ls=":", lw=1.5, label="your bet")
+            area.set_xscale("log")
+            area.yaxis.set_major_formatter("{x:.0%}")
+            area.minorticks_off()
         ticks = (60, 300, 900, 3600, 4 * 3600, 24 * 3600)
         axes.set_xticks(ticks, ["1 min", "5 min", "15 min", "1 h", "4 h", "1 day"])
-        axes.minorticks_off()
+        inset.set_xticks((1800, 3600, 4 * 3600), ["30 min", "1 h", "4 h"])
+        inset.set_xlim(*INSET_SECONDS)
+        inset.set_ylim(*INSET_GOODPUT)
+        inset.tick_params(labelsize=8)
+        inset.set_title("the top, enlarged", fontsize=9)
         axes.set_xlabel("work between two checkpoints")
         axes.set_ylabel("goodput")
-        axes.yaxis.set_major_formatter("{x:.0%}")
         axes.set_title(title)
-        axes.legend(
-            loc="lower center",
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            loc="outside lower left",
+            ncols=3,
+            fontsize=9,
             title="lines: formula, star: its best; points: mean of runs, bars: 95% of them",
+            title_fontsize=9,
         )
         print_evidence(figure, [Evidence.SIMULATED, Evidence.PREDICTED])
     return figure
@@ -128,6 +154,7 @@ def _draw_curve(
             whiskers,
             marker=marker,
             ms=6,
+            markeredgecolor="white",
             color=color,
             capsize=3,
             lw=1.2,
@@ -158,39 +185,54 @@ def draw_forgotten(
     rest = len(uninterrupted) - first_step
     if not resumed or any(len(losses) != rest for losses in resumed.values()):
         raise ValueError(f"draw_forgotten() needs runs of {rest} steps after step {first_step}.")
-    columns = 3
+    columns = min(3, len(resumed))
     rows = -(-len(resumed) // columns)
+    steps = range(1, len(uninterrupted) + 1)
     with course_style():
-        figure = Figure(figsize=(9.6, 0.9 + 2.1 * rows), layout="constrained")
-        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, (name, losses) in zip(panels, resumed.items(), strict=False):
-            axes.plot(
-                range(1, len(uninterrupted) + 1),
-                uninterrupted,
-                color="#b8bbc2",
-                lw=4.5,
-                label="never stopped",
-            )
-            axes.plot(
-                range(first_step + 1, len(uninterrupted) + 1),
-                losses,
-                color="#832db6",
-                lw=1.6,
-                ls="-",
-                label="resumed",
-            )
-            axes.axvline(first_step + 0.5, color="black", ls=":", lw=1)
-            axes.set_title(_apart(name, losses, uninterrupted[first_step:]), fontsize=10)
-        for axes in panels[len(resumed) :]:
-            axes.set_axis_off()
-        for axes in panels[::columns]:
-            axes.set_ylabel("loss")
-        for axes in panels[-columns:]:
+        figure = Figure(figsize=(9.6, 0.9 + 2.5 * rows), layout="constrained")
+        heights = [3, 2] * rows
+        panels = figure.subplots(
+            2 * rows, columns, sharex=True, sharey="row", squeeze=False, height_ratios=heights
+        )
+        for place, (name, losses) in enumerate(resumed.items()):
+            row, column = divmod(place, columns)
+            above, below = panels[2 * row][column], panels[2 * row + 1][column]
+            above.plot(steps, uninterrupted, color="#b8bbc2", lw=4.5, label="never stopped")
+            above.plot(steps[first_step:], losses, color="#832db6", lw=1.6, label="resumed")
+            above.axvline(first_step + 0.5, color="black", ls=":", lw=1)
+            above.set_title(_apart(name, losses, uninterrupted[first_step:]), fontsize=10)
+            _draw_difference(below, steps[first_step:], losses, uninterrupted[first_step:])
+            below.axvline(first_step + 0.5, color="black", ls=":", lw=1)
+        for place in range(len(resumed), rows * columns):
+            row, column = divmod(place, columns)
+            panels[2 * row][column].set_axis_off()
+            panels[2 * row + 1][column].set_axis_off()
+        for row in range(rows):
+            panels[2 * row][0].set_ylabel("loss")
+            panels[2 * row + 1][0].set_ylabel("|difference|", fontsize=9)
+        for axes in panels[-1]:
             axes.set_xlabel("step")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        handles = panels[0][0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=2)
         print_evidence(figure, [Evidence.MEASURED], [device])
     return figure
+
+
+def _draw_difference(
+    axes: Axes, steps: Sequence[int], losses: Sequence[float], wanted: Sequence[float]
+) -> None:
+    """How far the two are apart, as points on a log axis; what is equal stands at its foot."""
+    found = [(step, abs(a - b)) for step, a, b in zip(steps, losses, wanted, strict=True)]
+    axes.set_yscale("log")
+    axes.set_ylim(1e-8, 1.0)
+    axes.set_yticks([1e-7, 1e-4, 1e-1])
+    axes.minorticks_off()
+    axes.plot([s for s, d in found if d], [d for _, d in found if d], ".", color="#832db6", ms=6)
+    equal = [step for step, difference in found if not difference]
+    axes.plot(equal, [2e-8] * len(equal), "x", color="black", ms=4)
+    if len(equal) == len(found):
+        axes.text(steps[0], 1e-6, "x: equal to the last bit", fontsize=8)
 
 
 def _apart(name: str, losses: Sequence[float], wanted: Sequence[float]) -> str:

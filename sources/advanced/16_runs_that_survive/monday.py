@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,20 +17,40 @@ from torch import Tensor, nn
 
 from utils.files import scratch
 from utils.lessons.blocks import run_block
-from utils.ranks import run_ranks
+from utils.ranks import RankError, run_ranks
 from utils.ranks.killable import run_killable
 
 STEPS, SAVED = 20, 10
+SAVES = 8
 WENT_BACK = (3, 6)
 
 
 def block_1(text: str) -> None:
-    """Two ranks with shards, dropout and a shuffled loader go on bit for bit, past a save that was cut off."""
+    """Two ranks with shards, dropout and a shuffled loader go on bit for bit, past a save that was cut off.
+
+    As many saves stay as were asked for, a damaged one is passed over, and one of other ranks is refused.
+    """
     with scratch("monday") as folder:
         whole = run_ranks(_by_hand, 2, text, folder, False)
         _cut_off(folder)
         resumed = run_ranks(_by_hand, 2, text, folder, True)
-    _compare(whole, resumed)
+        _compare(whole, resumed)
+        assert run_ranks(_past_damage, 2, text, folder)[0] == STEPS, (
+            "the save before the damaged one"
+        )
+        for keep in range(1, 7):
+            kept = run_ranks(_kept, 2, text, folder / f"keep-{keep}", keep, 100)[0]
+            assert kept == list(range(SAVES - keep + 1, SAVES + 1)), f"keep={keep} leaves {kept}"
+        assert run_ranks(_kept, 2, text, folder / "every", 2, 3)[0] == [3, 6, 7, 8], (
+            "one of three stays"
+        )
+        for place, step in ((1, 2), (2, 2), (3, 3)):  # the third call comes after the new name
+            killed = folder / f"killed-{place}"
+            with contextlib.suppress(RankError):
+                run_ranks(_killed, 2, text, killed, place)
+            assert run_ranks(_resumed_small, 2, text, killed)[0] == step, f"killed at {place}"
+        told = run_ranks(_refused, 1, text, folder / "every")[0]
+        assert "is whole and of 1 ranks" in told, f"another number of ranks: {told}"
 
 
 def block_2(text: str) -> None:
@@ -36,6 +60,9 @@ def block_2(text: str) -> None:
         whole = run_killable(_with_accelerate, text, folder, False, timeout_seconds=60)
         _cut_off(folder / "saves")
         resumed = run_killable(_with_accelerate, text, folder, True, timeout_seconds=60)
+    with scratch("monday") as folder:
+        kept = run_killable(_kept_by_accelerate, text, folder, timeout_seconds=60)
+    assert kept == [1, 2, 3, 4, 5, 6], f"keep=1 to 6 leave {kept}"
     _compare([whole], [resumed])
 
 
@@ -68,7 +95,77 @@ def _by_hand(text: str, folder: Path, is_resumed: bool) -> list[float]:
     names = run_block(text, model=model, folder=folder, **_others(model, rows, sampler))
     step, batches = names["resume"]()
     assert step == SAVED * is_resumed, f"it begins at step {step}"
-    return [_step(names, batch, number) for number, batch in _numbered(batches, step)]
+    losses = [_step(names, batch, number) for number, batch in _numbered(batches, step)]
+    names["finish"]()
+    assert not names["must_stop"](), "nobody was asked to stop"
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert names["must_stop"](), "what one rank was sent stops all of them"
+    dist.barrier()  # rank 0 names what was saved last
+    return losses
+
+
+def _small(text: str, folder: Path) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    model, rows = _model(), _rows()
+    return run_block(text, model=model, folder=folder, **_others(model, rows, None))
+
+
+def _past_damage(text: str, folder: Path) -> int:
+    if dist.get_rank() == 0:
+        newest = sorted(folder.glob("*.step-*"))[-1]
+        written = next(newest.glob("__1_*.distcp"))  # another rank's than the one that decides
+        data = bytearray(written.read_bytes())
+        data[len(data) // 2] ^= 1
+        written.write_bytes(data)
+    dist.barrier()
+    model, rows = _model(), _rows()
+    from torch.distributed.fsdp import fully_shard
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    sampler = StatefulDistributedSampler(rows, shuffle=True, drop_last=True)
+    model = fully_shard(model)
+    return int(
+        run_block(text, model=model, folder=folder, **_others(model, rows, sampler))["resume"]()[0]
+    )
+
+
+def _kept(text: str, folder: Path, keep: int, keep_every: int) -> list[int]:
+    names = _small(text, folder)
+    for step in range(SAVES):
+        names["save"](step, keep=keep, keep_every=keep_every)
+    names["finish"]()
+    dist.barrier()
+    return [names["number"](path) for path in names["whole"]()]
+
+
+def _killed(text: str, folder: Path, place: int) -> None:
+    """Rank 0 dies in the thread of the third save, at one of its calls of `to_disk`."""
+    names = _small(text, folder)
+    for step in (1, 2):
+        names["save"](step)
+    names["finish"]()
+    calls = itertools.count(1)
+
+    def killing(path: Path) -> None:
+        if dist.get_rank() == 0 and next(calls) == place:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    names["to_disk"] = killing
+    names["save"](3)
+    names["finish"]()
+    dist.barrier()
+
+
+def _resumed_small(text: str, folder: Path) -> int:
+    return int(_small(text, folder)["resume"]()[0])
+
+
+def _refused(text: str, folder: Path) -> str:
+    try:
+        return f"resumed at {_small(text, folder)['resume']()[0]}"
+    except RuntimeError as error:
+        return str(error)
 
 
 def _with_accelerate(text: str, folder: Path, is_resumed: bool) -> list[float]:
@@ -81,6 +178,19 @@ def _with_accelerate(text: str, folder: Path, is_resumed: bool) -> list[float]:
         return [
             _step(names, batch, number) for number, batch in _numbered(iter(names["loader"]), step)
         ]
+
+
+def _kept_by_accelerate(text: str, folder: Path) -> list[int]:
+    with contextlib.chdir(folder):
+        model = _model()
+        names = run_block(text, model=model, **_others(model, _rows(), None))
+        found = []
+        for keep in range(1, 7):
+            shutil.rmtree("saves", ignore_errors=True)
+            for step in range(SAVES):
+                names["save"](step, keep=keep)
+            found.append(len(list(Path("saves").glob("*.step-*"))))
+        return found
 
 
 def _numbered(batches: Iterator[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:

@@ -70,8 +70,11 @@ def block_2(text: str) -> None:
         saved = [path.name for path in out.glob("checkpoint-*")]
         second = _steps(script, out)
     assert 2 <= len(first) < 20, f"it stops before its last step: {first}"
-    assert saved == [f"checkpoint-{len(first)}"], f"it saves the step that it ends with: {saved}"
-    assert second == list(range(len(first) + 1, 21)), f"it goes on from there, and not {second}"
+    assert len(saved) == 1, f"it saves once: {saved}"
+    at = int(saved[0].removeprefix("checkpoint-"))
+    # Before the optimizer's step it looks, too: then it saves the step before, and ends with the one begun.
+    assert len(first) - at in (0, 1), f"it saves where it ends: {saved} after {first}"
+    assert second == list(range(at + 1, 21)), f"it goes on from there, and not {second}"
 
 
 def _steps(script: Path, out: Path) -> list[int]:

@@ -81,10 +81,11 @@ def of_one_rank(
     *cures: str,
     attend: Attend = whole_attention,
     device: str = "H100",
+    ranks: int = RANKS,
     layers: int | None = None,
     from_layers: tuple[int, int, int] = FROM_LAYERS,
 ) -> Measurement:
-    """A step of AdamW on one of 8 GPUs under FSDP2 (fp32 states, bf16 compute), `tokens` on each.
+    """A step of AdamW on one of `ranks` GPUs under FSDP2 (fp32 states, bf16 compute), `tokens` on each.
 
     Args:
         name: of a published shape.
@@ -92,6 +93,7 @@ def of_one_rank(
         cures: of `CURES`.
         attend: takes the place of causal attention to this rank's own tokens.
         device: a GPU of the catalog.
+        ranks: GPUs that the states are sharded over.
         layers: the model's depth; None for that of the shape.
         from_layers: simulated whole; the rest is laid out from them.
 
@@ -104,7 +106,7 @@ def of_one_rank(
 
     def build(depth: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = Reader(TransformerConfig.from_shape(shape, layers=depth), cures)
-        mesh = device_mesh(ParallelDims(shard=RANKS), "cpu")
+        mesh = device_mesh(ParallelDims(shard=ranks), "cpu")
         for block in model.body.blocks:
             block.attention.attend = attend
             fully_shard(block, mesh=mesh, mp_policy=BF16)
@@ -121,7 +123,7 @@ def of_one_rank(
 
     return extrapolate(
         build, step, layers=layers or shape.layers, from_layers=from_layers, device=device,
-        world=RANKS, name=", ".join(cures) or "plain",
+        world=ranks, name=", ".join(cures) or "plain",
     )  # fmt: skip
 
 
@@ -132,11 +134,14 @@ def _kept(cures: tuple[str, ...]) -> Any:
     return torch.autograd.graph.save_on_cpu(pin_memory=True)
 
 
-def token_flop(shape: ModelShape, length: int) -> float:
-    """FLOP of a token's forward pass, in the mean of a causal sequence: it sees half of the keys."""
+def token_flop(shape: ModelShape, length: int) -> tuple[float, float]:
+    """FLOP of a token's forward pass, in its linear layers and in attention.
+
+    In the mean of a causal sequence: a token sees half of the keys.
+    """
     block = block_forward_flops(shape, length)
-    of_blocks = shape.layers * (block["matrices"] + block["attention"] / 2)
-    return of_blocks + head_forward_flops(shape)
+    linear = shape.layers * block["matrices"] + head_forward_flops(shape)
+    return linear, shape.layers * block["attention"] / 2
 
 
 check_public(globals())

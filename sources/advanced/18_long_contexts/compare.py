@@ -17,7 +17,10 @@ from utils.parallel.dims import ParallelDims
 from utils.parallel.mesh import device_mesh
 from utils.traffic.counter import traffic
 
-__all__ = ["Apart", "apart", "gathered", "sent_bytes"]
+from .pieces import attend_piece
+from .ring import merge
+
+__all__ = ["Apart", "apart", "gathered", "merged_error", "sent_bytes"]
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -80,6 +83,24 @@ def apart(
 def _error(found: Tensor, wanted: Tensor) -> tuple[float, float]:
     apart = found.detach() - wanted.detach()
     return apart.abs().max().item(), (apart.norm() / wanted.detach().norm()).item()
+
+
+def merged_error(parts: int, sums: torch.dtype) -> float:
+    """One process, bf16: attention to `parts` blocks of 64 keys, added up in `sums`; its error in the mean, as a part.
+
+    Args:
+        parts: how many blocks.
+        sums: the type of the output so far.
+    """
+    above_zero("merged_error()", parts=parts)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 64 * n, 16, dtype=torch.bfloat16) for n in (1, parts, parts))
+    out = torch.zeros_like(q, dtype=sums)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+    for part_k, part_v in zip(k.split(64, 2), v.split(64, 2), strict=True):
+        merge(out, lse, *attend_piece(q, part_k, part_v, causal=False))
+    right = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    return _error(out.to(q.dtype), right)[1]
 
 
 def sent_bytes(put_in: Mapping[str, int], ranks: int) -> float:

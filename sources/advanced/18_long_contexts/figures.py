@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -12,7 +13,7 @@ from utils.checked import check_public
 from utils.units import GIB, Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 
-from .timed import Span
+from .rounds import round_ends
 
 __all__ = ["draw_growth", "draw_rounds"]
 
@@ -29,6 +30,7 @@ _LOOKS = [
 
 def draw_growth(
     peaks: Mapping[str, Mapping[int, int]],
+    reserved: Mapping[str, Mapping[int, int]],
     *,
     room_bytes: int,
     above: float,
@@ -40,8 +42,9 @@ def draw_growth(
 
     Args:
         peaks: by curve, bytes by tokens.
+        reserved: the same, as the caching allocator reserves them.
         room_bytes: of the GPU.
-        above: how far a band reaches over each curve that can fit, as a part of it.
+        above: how far a band reaches over the reserved bytes of each curve that can fit, as a part of them.
         told_at: the length at which the peaks are written out.
         title, device: what stands above, and whose numbers they are.
     """
@@ -54,7 +57,7 @@ def draw_growth(
             heights = [curve[n] / GIB for n in lengths]
             axes.plot(lengths, heights, color=color, marker=marker, ls=line, label=name)
             if curve[told_at] < 2 * room_bytes:
-                tops = [height * (1 + above) for height in heights]
+                tops = [reserved[name][n] / GIB * (1 + above) for n in lengths]
                 axes.fill_between(lengths, heights, tops, color=color, alpha=0.25, lw=0)
             below = curve[told_at] < room_bytes
             digits = 1 if curve[told_at] < 2 * room_bytes else 0
@@ -75,7 +78,11 @@ def draw_growth(
         handles, names = axes.get_legend_handles_labels()
         order = sorted(range(len(names)), key=lambda i: -peaks[names[i]][lengths[-1]])
         shown = [handles[i] for i in order] + [Patch(color="#888888", alpha=0.4)]
-        axes.legend(shown, [*(names[i] for i in order), f"up to {above:.0%} above"], fontsize=10)
+        axes.legend(
+            shown,
+            [*(names[i] for i in order), f"to reserved + {above:.0%}"],
+            fontsize=10,
+        )
         print_evidence(figure, [Evidence.SIMULATED], [device])
     return figure
 
@@ -84,52 +91,52 @@ def _tokens(count: int) -> str:
     return f"{count // 2**20}M" if count >= 2**20 else f"{count // 1024}k"
 
 
-def draw_rounds(
-    runs: Mapping[str, Sequence[Sequence[Span]]],
-    *,
-    slept_seconds: Mapping[str, float],
-    title: str,
-    device: str,
-) -> Figure:
-    """For each layout a band, for each rank a row: when it computed with whose keys, and when it had none.
+def draw_rounds(pairs: Mapping[str, Sequence[Sequence[int]]], *, piece: int, title: str) -> Figure:
+    """For each layout a band, for each rank a row: how much it computes in each round, and how long it waits.
+
+    A round lasts as long as its busiest rank computes.
 
     Args:
-        runs: by layout, the spans of each rank.
-        slept_seconds: by layout, of its busiest rank, if only sleeping took time.
-        title, device: what stands above, and whose numbers they are.
+        pairs: by layout and rank, pairs of query and key of each round.
+        piece: tokens of a piece; pieces squared are the unit.
+        title: what stands above.
     """
     with course_style():
-        figure, axes = empty_figure(9.5, 1.4 + 1.5 * len(runs))
-        rows, names, latest = 0, [], 0.0
-        for layout, ranks in runs.items():
-            end = max(spans[-1].end for spans in ranks)
-            latest = max(latest, end)
-            for rank, spans in enumerate(ranks):
-                axes.barh(rows, end, height=0.8, color="#eeeeee", edgecolor="#bbbbbb", hatch="..")
-                for turn, span in enumerate(spans):
-                    axes.barh(
-                        rows, span.end - span.start, left=span.start, height=0.8,
-                        color="#3f90da", edgecolor="white",
-                    )  # fmt: skip
-                    axes.text((span.start + span.end) / 2, rows, f"keys {(rank - turn) % len(ranks)}",
-                              ha="center", va="center", fontsize=10, color="white")  # fmt: skip
+        figure, axes = empty_figure(9.5, 1.4 + 1.5 * len(pairs))
+        rows, names, latest, square = 0.0, [], 0.0, piece**2
+        for layout, ranks in pairs.items():
+            ends = [end / square for end in round_ends(ranks)]
+            begins = [0.0, *ends[:-1]]
+            latest = max(latest, ends[-1])
+            for rank, of_rank in enumerate(ranks):
+                axes.barh(
+                    rows, ends[-1], height=0.8, color="#eeeeee", edgecolor="#bbbbbb", hatch=".."
+                )
+                for turn, (begin, work) in enumerate(zip(begins, of_rank, strict=True)):
+                    if work:
+                        _draw_work(axes, rows, begin, work / square, (rank - turn) % len(ranks))
                 names.append((rows, f"{layout}, rank {rank}"))
                 rows += 1
-            axes.vlines(
-                slept_seconds[layout], rows - len(ranks) - 0.5, rows - 0.5, color="black", ls="--"
-            )
+            last = rows - 0.5
+            axes.vlines(ends, last - len(ranks), last, color="black", ls="--", lw=1)
             rows += 0.6
         axes.set_yticks([row for row, _ in names], [name for _, name in names])
         axes.invert_yaxis()
         axes.set_xlim(0, 1.02 * latest)
         axes.grid(False, axis="y")
-        axes.set(xlabel="seconds", title=title)
+        about = f"work, in squares of the picture above ({piece} queries by {piece} keys)"
+        axes.set(xlabel=about, title=title)
         shown = [Patch(color="#3f90da", label="attention to the keys of a rank"),
-                 Patch(facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="..", label="idle"),
-                 Line2D([], [], color="black", ls="--", label="the busiest rank's sleeps alone")]  # fmt: skip
+                 Patch(facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="..", label="waits"),
+                 Line2D([], [], color="black", ls="--", lw=1, label="a round ends")]  # fmt: skip
         figure.legend(handles=shown, loc="outside lower left", ncols=3, fontsize=10)
-        print_evidence(figure, [Evidence.MEASURED], [device])
+        print_evidence(figure, [Evidence.PREDICTED])
     return figure
+
+
+def _draw_work(axes: Axes, row: float, begin: float, work: float, source: int) -> None:
+    axes.barh(row, work, left=begin, height=0.8, color="#3f90da", edgecolor="white")
+    axes.text(begin + work / 2, row, f"keys {source}", ha="center", va="center", fontsize=10, color="white")  # fmt: skip
 
 
 check_public(globals())

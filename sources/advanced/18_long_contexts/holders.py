@@ -22,11 +22,12 @@ _LOOKS = [("#92dadd", ""), ("#ffa90e", "//"), ("#b9ac70", ".."), ("#c9c9c9", "xx
 def draw_holders() -> Figure:
     """Four ranks, eight pieces: causal attention by owner and round, in order and zigzag; zigzag's moves below."""
     with course_style():
-        figure = Figure(figsize=(10.5, 9.2), layout="constrained")
-        grid = figure.add_gridspec(2, 2, height_ratios=(1.45, 1))
+        figure = Figure(figsize=(10.5, 11.0), layout="constrained")
+        grid = figure.add_gridspec(3, 2, height_ratios=(1.45, 1, 0.34))
         for column, (name, zigzag) in enumerate({"in order": False, "zigzag": True}.items()):
             _draw_square(figure.add_subplot(grid[0, column]), name, zigzag)
         _draw_rounds(figure.add_subplot(grid[1, :]))
+        _draw_way_home(figure.add_subplot(grid[2, :]))
     return figure
 
 
@@ -91,6 +92,31 @@ def _draw_rounds(axes: Axes) -> None:
     axes.set_title("zigzag: keys and values move on, queries stay; right of rank 3 is rank 0")
 
 
+def _draw_way_home(axes: Axes) -> None:
+    """Backward: the gradient of rank 0's keys gets a term on each rank, and one move more brings it home."""
+    wide, high = 0.78, 0.62
+    color, hatch = _LOOKS[0]
+    keys = ", ".join(map(str, held(0, zigzag=True)))
+    for turn in range(RANKS + 1):
+        x, y = turn - wide / 2, -high / 2
+        axes.add_patch(Rectangle((x, y), wide, high, facecolor=color, hatch=hatch, edgecolor="white"))  # fmt: skip
+        axes.add_patch(Rectangle((x, y), wide, high, fill=False, edgecolor="#555555"))
+        home = turn == RANKS
+        terms = f"all {RANKS} terms" if home else f"{turn + 1} term{'s' * (turn > 0)}"
+        axes.text(turn, 0, f"gradient of {keys}\n{terms}", ha="center", va="center", fontsize=9.5, bbox=_PLATE)  # fmt: skip
+        if not home:
+            _arrow(axes, (turn + wide / 2, 0), (turn + 1 - wide / 2, 0))
+    names = [f"round {turn}\nrank {turn}" for turn in range(RANKS)]
+    axes.set_xticks(range(RANKS + 1), [*names, "home\nrank 0"])
+    axes.xaxis.tick_top()
+    axes.set_yticks([])
+    axes.set(xlim=(-0.85, RANKS + 0.5), ylim=(0.5, -0.5))
+    axes.grid(False)
+    axes.tick_params(length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_title(f"backward: the gradient of keys {keys} travels with them, and moves once more")
+
+
 def _seen(rank: int, source: int) -> str:
     mine, theirs = held(rank, zigzag=True), held(source, zigzag=True)
     if rank == source:
@@ -125,7 +151,7 @@ def draw_exchange() -> Figure:
         before.set_xticks(middles, [f"head {head}" for head in range(RANKS)])
         after.set_xticks(middles, [f"head {head}:\nrank {head}" for head in range(RANKS)])
         before.set(title="before: a rank's tokens, all heads", ylabel="pieces of the sequence")
-        after.set(title="meanwhile: all tokens, its heads")
+        after.set(title="attending: all tokens, its heads")
         middle.axis("off")
         middle.set(xlim=(0, 1), ylim=(0, 1))
         for height, ends, told in ((0.62, (0, 1), "all-to-all\nof q, k, v"), (0.32, (1, 0), "all-to-all\nof the output")):  # fmt: skip

@@ -8,22 +8,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from utils.lessons.blocks import run_block, small_llama
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks
 
-from .ring import ring_attention
+from .ring import places, ring_attention
 
 RANKS, CP, WORDS, LENGTH, LAYERS = 4, 2, 64, 32, 2
 BF16 = 2**-7  # rounds at 2**-8, and more than once
 
 
 def block_1(text: str) -> None:
-    """Two sequences, each on two of four ranks: one process's loss and gradients, and the states come back."""
+    """Two sequences, each on two of four ranks: one process's loss and clipped gradients; states come back."""
     with tempfile.TemporaryDirectory() as folder:
         for found in run_ranks(_shared, RANKS, text, folder):
             assert found.loss_gap < BF16, "the shared sequences give another loss"
@@ -32,6 +34,7 @@ def block_1(text: str) -> None:
             assert found.passes == 2 * LAYERS, "a checkpoint does not call its block again"
             assert found.share == 1 / RANKS, "a rank keeps more than its share of the states"
             assert found.reloaded, "what was loaded is not what was saved"
+            assert found.moments, "the optimizer's state was not saved"
 
 
 def block_2(text: str) -> None:
@@ -52,6 +55,12 @@ def block_2(text: str) -> None:
     assert places == [*range(12), *range(5), *range(20)], "positions do not restart"
 
 
+def block_3(text: str) -> None:
+    """Packed documents on two ranks: each document's attention and gradients, as one process has them."""
+    for gaps in run_ranks(_packed, CP, text):
+        assert max(gaps) < 1e-12, "a document sees another, or a gradient is not whole"
+
+
 class Summed(Transformer):
     """Tokens, targets and positions to the sum of the tokens' losses."""
 
@@ -70,6 +79,8 @@ def _shared(text: str, folder: str) -> Any:
     alone = copy.deepcopy(model)
     wanted = alone(rows[:, :-1], rows[:, 1:]) / (len(rows) * LENGTH)
     wanted.backward()
+    norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+    assert norm > 1, "these gradients are not clipped: the comparison would say nothing of it"
     mesh = init_device_mesh("cpu", (RANKS // CP, CP), mesh_dim_names=("dp", "cp"))
     group = mesh["cp"].get_group()
     held: list[int] = []
@@ -99,4 +110,32 @@ def _shared(text: str, folder: str) -> Any:
         places=max(held),
         passes=len(held),
         reloaded=all(torch.equal(kept[name], value) for name, value in now.items()),
+        moments=all("exp_avg" in state for state in made["states"]["optimizer"]["state"].values()),
     )
+
+
+def _packed(text: str) -> list[float]:
+    torch.manual_seed(0)
+    document = torch.arange(3).repeat_interleave(torch.tensor((12, 5, 15)))
+    own = places(LENGTH, dist.get_rank(), CP)
+    whole = [torch.randn(1, n, LENGTH, 16, dtype=torch.float64, requires_grad=True) for n in (4, 2, 2)]  # fmt: skip
+    seen = (document[:, None] == document).tril()
+    q, k, v = whole
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    pull = torch.randn_like(wanted)
+    wanted.backward(pull)
+    mine = [x.detach()[:, :, own].requires_grad_() for x in whole]
+    names: dict[str, Any] = {"own": own, "document": document, "flex": _dense}
+    names |= {"block_mask": create_block_mask, **dict(zip("qkv", mine, strict=True))}
+    made = run_block(text, **names, mesh=init_device_mesh("cpu", (CP,), mesh_dim_names=("cp",)))
+    made["out"].backward(pull[:, :, own])
+    pairs: list[Any] = [(made["out"], wanted)]
+    pairs += [(m.grad, w.grad) for m, w in zip(mine, whole, strict=True)]
+    return [(found - right[:, :, own]).abs().max().item() for found, right in pairs]
+
+
+def _dense(q: Any, k: Any, v: Any, *, block_mask: Any, enable_gqa: bool) -> Any:
+    """FlexAttention's result by a dense mask: its own kernel has no backward on CPU."""
+    sizes = 1, 1, q.shape[2], k.shape[2]
+    mask = create_mask(block_mask.mask_mod, *sizes, device="cpu")
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=enable_gqa)

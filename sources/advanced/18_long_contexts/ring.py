@@ -18,7 +18,7 @@ from utils.checked import check_public
 from .pieces import attend_piece, piece_gradients
 from .refusals import check_heads, check_length
 
-__all__ = ["places", "ring_attention", "ulysses_attention"]
+__all__ = ["merge", "places", "ring_attention", "ulysses_attention"]
 
 Rows = tuple[slice, slice, bool]
 
@@ -52,7 +52,14 @@ def ring_attention(
         k, v: (B, K, S / ranks, D), this rank's.
         zigzag: how `places` laid the tokens out.
         group: ranks that share the sequence; None for all.
+
+    Raises:
+        ValueError: called outside of ranks.
     """
+    if not dist.is_initialized():
+        raise ValueError(
+            "ring_attention() runs on ranks: call it in a function given to run_ranks()."
+        )
     return _Ring.apply(q, k, v, zigzag, group)
 
 
@@ -101,7 +108,7 @@ class _Ring(torch.autograd.Function):
                 rows, columns, causal = seen
                 seen_k, seen_v = kv[..., columns, :].unbind()
                 part, its = attend_piece(q[:, :, rows], seen_k, seen_v, causal)
-                _merge(out[:, :, rows], lse[:, :, rows], part, its)
+                merge(out[:, :, rows], lse[:, :, rows], part, its)
             kv = _arrived(coming) if coming else kv
         whole = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, whole, lse)
@@ -150,8 +157,13 @@ def _arrived(coming: tuple[Tensor, list[Any]]) -> Tensor:
     return coming[0]
 
 
-def _merge(out: Tensor, lse: Tensor, part: Tensor, its: Tensor) -> None:
-    """Add a piece's outputs to those so far, each weighted by its sum of exponentials, in place."""
+def merge(out: Tensor, lse: Tensor, part: Tensor, its: Tensor) -> None:
+    """Add a piece's outputs to those so far, each weighted by its sum of exponentials, in place.
+
+    Args:
+        out, lse: (B, A, S, D) and (B, A, S), so far; of fresh ones `lse` is minus infinity.
+        part, its: the piece's.
+    """
     both = torch.logaddexp(lse, its)
     old, new = ((x - both).exp()[..., None].to(out.dtype) for x in (lse, its))
     out.mul_(old).add_(part * new)

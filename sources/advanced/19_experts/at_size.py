@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from utils.fitting.model_configs import model_config
 from utils.memory.measurement import Measurement
+from utils.models.pretrained import enable_checkpointing
 from utils.simulation import extrapolate
 
 TOKENS = 4096
@@ -93,11 +94,13 @@ def qwen3_30b_a3b(
     load: float = 1.0,
     card: str = "H100",
     recompute: bool = False,
+    layers_again: bool = False,
 ) -> Measurement:
     """A step of one of `ranks` ranks: experts over groups of `expert_ranks`, the rest by FSDP.
 
     Parameters, gradients and Adam's states in fp32, computing in bf16; one sequence of 4,096 tokens.
-    This rank gets `load` times the rows of the mean rank in every layer; `recompute` is of experts alone.
+    This rank gets `load` times the rows of the mean rank in every layer. `recompute` is of experts alone,
+    `layers_again` of whole layers, as the transformers library does it, with their exchanges.
     """
     from transformers import Qwen3MoeForCausalLM
 
@@ -110,6 +113,8 @@ def qwen3_30b_a3b(
         whole = init_device_mesh("cpu", (ranks,))
         with torch.device("meta"):
             model: Any = Qwen3MoeForCausalLM(config)
+        if layers_again:
+            enable_checkpointing(model)
         low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in model.model.layers:
             with torch.device("meta"):
@@ -122,8 +127,25 @@ def qwen3_30b_a3b(
         model.to_empty(device="cpu")
         return model, torch.optim.AdamW(model.parameters())
 
-    name = f"Qwen3-30B-A3B, one of {ranks} ranks, EP {expert_ranks}, {load:g} times the rows"
+    again = "layers recomputed" if layers_again else "experts recomputed"
+    kept = again if layers_again or recompute else "all kept"
+    name = f"{ranks} ranks, load {load:g}, {kept}"
     return extrapolate(build, _language_step, layers=48, device=card, world=ranks, name=name)
+
+
+def qwen3_flops(experts_alone: bool = False) -> float:
+    """Products of a step of 4,096 tokens, forward and backward, or those of the routed experts alone.
+
+    The embedding is read without a product. Attention's scores and sums are halved by causality.
+    """
+    c: Any = model_config("Qwen/Qwen3-30B-A3B")
+    experts = c.num_experts_per_tok * 3 * c.hidden_size * c.moe_intermediate_size
+    heads = c.num_attention_heads * c.head_dim
+    projections = c.hidden_size * c.head_dim * 2 * (c.num_attention_heads + c.num_key_value_heads)
+    router = c.hidden_size * c.num_local_experts
+    layer = experts + (0 if experts_alone else projections + router + TOKENS * heads)
+    head = 0 if experts_alone else c.vocab_size * c.hidden_size
+    return 6 * TOKENS * (c.num_hidden_layers * layer + head)
 
 
 def _language_step(model: Any, optimizer: torch.optim.Optimizer) -> None:

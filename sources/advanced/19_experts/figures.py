@@ -26,24 +26,28 @@ def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
             axes.plot([used, held], [row, row], color="#4d4d4d", lw=2, zorder=1)
             marks = (
                 (used, "o", _USED, "used for a token"),
-                (held, "s", _HELD, "held"),
+                (held, "s", _HELD, "held: 16 bytes each with Adam"),
             )
             for size, marker, color, label in marks:
                 axes.scatter(
                     size, row, s=110, marker=marker, color=color, edgecolor="black", zorder=2,
                     label="" if row else label,
                 )  # fmt: skip
-                axes.text(size, row - 0.24, f"{size:,.1f}", ha="center", fontsize=10)
+                states = f": {16 * size:,.0f} GB" if marker == "s" else ""
+                text = f"{size:,.1f}B{states}"
+                axes.text(size, row - 0.24, text, ha="center", fontsize=10)
             middle = (used * held) ** 0.5
-            axes.text(middle, row - 0.12, f"{held / used:.1f} times", ha="center", fontsize=10)
+            axes.text(
+                middle, row + 0.08, f"{held / used:.1f} times", ha="center", va="top", fontsize=10
+            )
         axes.set_xscale("log")
-        axes.set_xlim(1.5, 1500)
+        axes.set_xlim(1.5, 2500)
         ticks = (3, 10, 30, 100, 300, 1000)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_yticks(range(len(models)), list(models))
         axes.set_ylim(len(models) - 0.5, -0.6)
-        axes.set_xlabel("parameters, 10\N{SUPERSCRIPT NINE} (log); 16 bytes each with Adam")
+        axes.set_xlabel("parameters, B = 10\N{SUPERSCRIPT NINE} (log scale)")
         axes.set_title("Arithmetic follows the circles, states the squares")
         axes.grid(False, axis="y")
         figure.legend(loc="outside lower center", ncols=2, fontsize=10)
@@ -58,8 +62,11 @@ def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
     return figure
 
 
-def draw_exchange(rows: Tensor, marked: int = 1) -> Figure:
-    """Rows of each rank (down) for each rank (across), there and back; those of rank `marked` with numbers."""
+def draw_exchange(rows: Tensor, tokens: int, k: int, marked: int = 1) -> Figure:
+    """Rows of each rank (down) for each rank (across), there and back; those of rank `marked` with numbers.
+
+    Those that stay on their rank have a dashed arrow.
+    """
     ranks, held = len(rows), 2
     with course_style():
         figure, axes = empty_figure(height=4.6)
@@ -72,14 +79,17 @@ def draw_exchange(rows: Tensor, marked: int = 1) -> Figure:
         for source in range(ranks):
             for target in range(ranks):
                 number = f"{int(rows[source, target])}" if source == marked else ""
-                _arrow(axes, (0.0, source), (1.0, target), number, 0.66)
-                _arrow(axes, (1.0, target), (2.0, source), number, 0.34)
+                line = "--" if source == target else "-"
+                _arrow(axes, (0.0, source), (1.0, target), number, 0.66, line)
+                _arrow(axes, (1.0, target), (2.0, source), number, 0.34, line)
         axes.text(0.5, -0.72, "dispatch: all-to-all", ha="center", fontsize=11)
         axes.text(1.5, -0.72, "combine: all-to-all back", ha="center", fontsize=11)
+        said = "dashed: rows that stay. Backward sends gradients the same two ways."
+        axes.text(1.0, ranks - 0.45, said, ha="center", fontsize=10)
         axes.set_xlim(-0.32, 2.32)
-        axes.set_ylim(ranks - 0.5, -0.95)
+        axes.set_ylim(ranks - 0.3, -0.95)
         axes.set_title(
-            f"First step, first layer: every rank to every rank; numbers: rank {marked}'s rows"
+            f"Forward of one layer, {tokens} tokens a rank, k = {k}; numbers: rank {marked}'s rows"
         )
         print_evidence(figure, [Evidence.MEASURED])
     return figure
@@ -122,9 +132,7 @@ def draw_mesh() -> Figure:
         axes.text(-0.38, 1, "replica 1", ha="right", va="center")
         axes.set_xlim(-0.62, 1.4)
         axes.set_ylim(1.5, -0.36)
-        axes.set_title(
-            "Rows travel in a replica, experts' weights between replicas; both divide by 4"
-        )
+        axes.set_title("Each gradient is divided by 4: FSDP over two replicas must be told so")
     return figure
 
 
@@ -134,12 +142,17 @@ def _box(axes: Axes, x: float, y: float, text: str) -> None:
 
 
 def _arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], number: str, at: float
+    axes: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    number: str,
+    at: float,
+    line: str,
 ) -> None:
     """From the right edge of a box to the left edge of another, dark and with its number, or pale."""
     (x0, y0), (x1, y1) = (start[0] + 0.2, start[1]), (end[0] - 0.22, end[1])
     color, width = (_ROWS, 2.0) if number else ("#cccccc", 1.0)
-    look = {"arrowstyle": "->", "color": color, "lw": width}
+    look = {"arrowstyle": "->", "color": color, "lw": width, "ls": line}
     axes.annotate("", (x1, y1), (x0, y0), arrowprops=look, zorder=2 if number else 1)
     if number:
         x, y = x0 + at * (x1 - x0), y0 + at * (y1 - y0)
@@ -155,26 +168,80 @@ def _both_ways(
     axes.annotate("", end, start, arrowprops={"arrowstyle": "<->", "color": color, "lw": 2})
 
 
-def draw_load(loads: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
-    """The busiest expert's rows over the mean, by step: thin lines are seeds, a thick one their mean."""
+def draw_load(loads: Mapping[str, Sequence[Tensor]], ranks: int = 4) -> Figure:
+    """Busiest expert, and busiest rank, over their means: a thin line is a seed, a thick one the seeds' mean.
+
+    Args:
+        loads: for each way, the rows of each expert by step, (steps, E), of every seed.
+        ranks: that share the experts, neighbours on one.
+    """
     with course_style():
-        figure, axes = empty_figure(height=4.0)
-        for (way, runs), (color, line) in zip(loads.items(), _WAYS, strict=True):
-            smooth = torch.tensor(runs).unfold(1, 5, 1).mean(-1)
-            steps = range(5, 5 + smooth.shape[1])
-            axes.plot(steps, smooth.mean(0), line, color=color, lw=2, label=way)
-            for run in smooth:
-                axes.plot(steps, run, line, color=color, lw=0.8, alpha=0.5)
-        axes.axhline(1, color="black", lw=0.8, ls=":")
-        axes.text(1, 1.05, "even", fontsize=9)
-        axes.axhline(4, color="black", lw=0.8, ls=":")
-        axes.text(1, 4.05, "every token chooses it", fontsize=9)
-        axes.set_ylim(0.8, 4.3)
-        axes.set_xlabel("step (mean of five)")
-        axes.set_ylabel("busiest expert's rows / mean")
-        axes.set_title(
-            "The busiest of 8 experts (k = 2): thin lines are seeds, thick ones their mean"
+        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+        both = figure.subplots(1, 2)
+        for axes, parts in zip(both, (0, ranks), strict=True):
+            for (way, runs), (color, line) in zip(loads.items(), _WAYS, strict=True):
+                seeds = torch.stack([_over_mean(run, parts) for run in runs])
+                steps = range(1, 1 + seeds.shape[1])
+                axes.plot(steps, seeds.mean(0), line, color=color, lw=2, label="" if parts else way)
+                for seed in seeds:
+                    axes.plot(steps, seed, line, color=color, lw=0.8, alpha=0.5)
+            axes.axhline(1, color="black", lw=0.8, ls=":")
+            axes.text(0, 1.04, "even", fontsize=10, va="bottom")
+            axes.set_ylim(0.8, 4.3)
+            axes.set_xlabel("step (mean of up to five)")
+        both[0].axhline(4, color="black", lw=0.8, ls=":")
+        both[0].text(100, 4.04, "every token chooses it", fontsize=10, ha="right", va="bottom")
+        both[0].set_ylabel("rows / mean")
+        both[0].set_title("the busiest of 8 experts, k = 2", fontsize=11)
+        both[1].set_title(f"the busiest of {ranks} ranks, two experts each", fontsize=11)
+        figure.suptitle(
+            "Rows over the mean: thin lines are seeds, thick ones their mean", weight="bold"
         )
         figure.legend(loc="outside lower center", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.MEASURED])
+    return figure
+
+
+def _over_mean(rows: Tensor, ranks: int) -> Tensor:
+    """The busiest place's rows over the mean, smoothed: a mean of the last five steps, or of those there are."""
+    places = rows.float()
+    if ranks:
+        places = places.view(len(rows), ranks, -1).sum(-1)
+    over = places.amax(-1) / places.mean(-1)
+    return torch.stack([over[max(0, step - 4) : step + 1].mean() for step in range(len(over))])
+
+
+def draw_crossing(layouts: Mapping[str, tuple[float, float, float]]) -> Figure:
+    """Two nodes for each layout, and the bytes that one rank sends in a step inside its node and across.
+
+    Args:
+        layouts: {name: (GB of rows inside the node, GB of rows across, GB of weights and gradients across)}.
+    """
+    with course_style():
+        figure = Figure(figsize=(9.0, 4.3), layout="constrained")
+        for axes, (name, (inside, rows, weights)) in zip(
+            figure.subplots(1, len(layouts)), layouts.items(), strict=True
+        ):
+            axes.set_axis_off()
+            for y, node in ((0, "node 0"), (1, "node 1")):
+                _box(axes, 0.5, y, f"{node}: 8 ranks\nrows inside: {inside:.1f} GB")
+            color, kind = (_WEIGHTS, "weights and\ngradients") if weights else (_ROWS, "rows")
+            look = {"arrowstyle": "<->", "color": color, "ls": "--" if weights else "-"}
+            width = 1 + (weights or rows) / 5
+            axes.annotate("", (0.5, 0.84), (0.5, 0.16), arrowprops=look | {"lw": width})
+            axes.text(
+                0.58,
+                0.5,
+                f"{kind}\n{weights or rows:.1f} GB",
+                color=color,
+                va="center",
+                fontsize=11,
+            )
+            axes.set_xlim(0, 1.1)
+            axes.set_ylim(1.25, -0.25)
+            axes.set_title(name, fontsize=11)
+        figure.suptitle(
+            "GB that a rank sends in a step of 4,096 tokens, inside and across", weight="bold"
+        )
+        print_evidence(figure, [Evidence.PREDICTED])
     return figure

@@ -31,17 +31,26 @@ def block_1(text: str) -> None:
             for report in found:
                 assert abs(report.norm / wanted.norm - 1) < 0.05, "the norm is not of all gradients"
                 assert report.held < 0.26 * wanted.held, f"a rank holds {report.held:,} parameters"
-                assert 1 <= report.load <= EXPERTS, (
-                    "a load is the busiest expert's rows over the mean"
+                assert 1 <= report.load <= ep_size, (
+                    "a load is the busiest rank's rows over the mean of its group"
+                )
+                assert report.rows == 4 * 2 * 17 * 2 * 2, (
+                    "ranks, tokens, k, layers: a row is missing"
                 )
                 assert report.reloads, "the saved model or optimizer is another"
 
 
 def block_2(text: str) -> None:
-    """FSDP over replicas, two or one: gradients of one process, each number of the experts on one of four ranks."""
-    for expert_ranks in (2, 4):
-        for report in run_ranks(_by_fsdp, 4, text, expert_ranks):
-            assert report.gap < 1e-9, f"gradients are {report.gap:.0e} from those of one process"
+    """FSDP over replicas, two or one, also of one expert: one process's gradients, each number on one of four ranks."""
+    # In fp64 FSDP divides a group of one twice, before and after the reduction that it leaves out.
+    for experts, expert_ranks, dtype, near in (
+        (8, 2, torch.float64, 1e-9),
+        (8, 2, torch.float32, 1e-5),
+        (8, 4, torch.float32, 1e-5),
+        (2, 2, torch.float64, 1e-9),
+    ):
+        for report in run_ranks(_by_fsdp, 4, text, experts, expert_ranks, dtype):
+            assert report.gap < near, f"gradients are {report.gap:.0e} from those of one process"
             assert report.held * 4 == report.whole, "an expert's number lies on more than one rank"
 
 
@@ -116,7 +125,8 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
         loss=made["out"].loss.item(),
         norm=made["norm"].item(),
         held=sum(_local(p).numel() for p in model.parameters()),
-        load=(made["load"].amax(1) / made["load"].mean(1)).max().item(),
+        load=made["load"].max().item(),
+        rows=made["by_rank"].sum().item(),
         reloads=reloads,
     )
 
@@ -126,10 +136,10 @@ def _local(tensor: Any) -> Tensor:
 
 
 class _Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, experts: int) -> None:
         super().__init__()
-        self.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
-        self.experts = _Held()
+        self.router = nn.Linear(HIDDEN, experts, bias=False)
+        self.experts = _Held(experts)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, choice = self.router(x).softmax(-1).topk(2)
@@ -139,11 +149,11 @@ class _Layer(nn.Module):
 class _Held(nn.Module):
     """All experts; `keep` leaves this rank its share, and then rows are exchanged over a group."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: int) -> None:
         super().__init__()
-        self.w_in = nn.Parameter(torch.randn(EXPERTS, HIDDEN, 2 * WIDTH) * 0.2)
-        self.w_out = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) * 0.2)
-        self.place, self.group = 0, None
+        self.w_in = nn.Parameter(torch.randn(experts, HIDDEN, 2 * WIDTH) * 0.2)
+        self.w_out = nn.Parameter(torch.randn(experts, WIDTH, HIDDEN) * 0.2)
+        self.experts, self.place, self.group = experts, 0, None
 
     def keep(self, place: int, places: int) -> None:
         self.place = place
@@ -152,8 +162,8 @@ class _Held(nn.Module):
 
     def forward(self, x: Tensor, choice: Tensor, weight: Tensor) -> Tensor:
         # The plainest exchange: every rank's tokens to every rank of the group, whose parts are added.
-        held, places = len(self.w_in), EXPERTS // len(self.w_in)
-        table = x.new_zeros(len(x), EXPERTS).scatter(1, choice, weight)
+        held, places = len(self.w_in), self.experts // len(self.w_in)
+        table = x.new_zeros(len(x), self.experts).scatter(1, choice, weight)
         if places == 1:
             return _weighted(x, table, self.w_in, self.w_out)
         each = torch.cat([x.repeat(places, 1), torch.cat(table.split(held, 1))], 1)
@@ -186,11 +196,11 @@ def _send(rows: Tensor, sizes: list[int], group: Any) -> Tensor:
     return _Exchange.apply(rows, group)  # pyright: ignore[reportReturnType]
 
 
-def _by_fsdp(text: str, expert_ranks: int) -> SimpleNamespace:
+def _by_fsdp(text: str, experts: int, expert_ranks: int, dtype: torch.dtype) -> SimpleNamespace:
     torch.manual_seed(0)
     model: Any = nn.Module()
-    model.layers = nn.ModuleList([_Layer(), _Layer()])
-    alone, rank = copy.deepcopy(model.double()), dist.get_rank()
+    model.layers = nn.ModuleList([_Layer(experts), _Layer(experts)])
+    alone, rank = copy.deepcopy(model.to(dtype)), dist.get_rank()
     layers: list[Any] = list(model.layers)
     right_layers: list[Any] = list(alone.layers)
     for layer in layers:
@@ -200,9 +210,7 @@ def _by_fsdp(text: str, expert_ranks: int) -> SimpleNamespace:
     )
     for layer in layers:
         layer.experts.group = made["mesh"].get_group("experts")
-    x = torch.randn(
-        4, TOKENS, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
+    x = torch.randn(4, TOKENS, HIDDEN, dtype=dtype, generator=torch.Generator().manual_seed(1))
     layers[1](layers[0](x[rank])).square().mean().backward()
     right_layers[1](right_layers[0](x.flatten(0, 1))).square().mean().backward()
     gaps = []

@@ -14,6 +14,9 @@ from torch import Tensor
 from utils.data import text_tokens
 from utils.models.transformer import Transformer, TransformerConfig
 
+from .exchange import gathered_counts
+from .layers import Compute, small_model
+
 BATCH, LENGTH, WORDS = 8, 16, 64
 _HELD_OUT = 6500
 
@@ -62,6 +65,19 @@ def counting(step: int) -> Tensor:
     return (first + by * torch.arange(LENGTH + 1)) % WORDS
 
 
+def rows_sent(mixture: Compute, route: Callable[..., Any]) -> Tensor:
+    """Rows of each rank (down) for each rank (across), in the first layer at the first step."""
+    given: list[Any] = []
+    model, ranks = small_model(mixture), dist.get_world_size()
+    experts = model.blocks[0].feedforward.experts
+    experts.register_forward_pre_hook(lambda module, inputs: given.append(inputs))
+    model(counting(0).chunk(ranks)[dist.get_rank()][:, :-1])
+    x, router, k = given[0]
+    choice, _, p = route(x, router, k)
+    held = p.shape[1] // ranks
+    return gathered_counts(choice, p, held).view(ranks, ranks, held).sum(-1)
+
+
 def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
     """Mean loss of the next token, of sequences (B, S + 1)."""
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -77,24 +93,26 @@ def train_on_text(
     added_loss: Callable[[Any], Any],
     after_step: Callable[[Any], None],
     seed: int,
-) -> tuple[Any, list[float]]:
+) -> tuple[Any, Tensor, list[float]]:
     """A block with `layer()` as its feed-forward, 100 steps on the standard library's bytes.
 
     Args:
-        layer: makes the layer, which notes `load`, the rows of each expert, in forward.
+        layer: makes the layer, which notes `load` and `alike` in forward: the rows of each expert, and the
+            share of tokens' vectors that is the same in all.
         added_loss: of the layer, beside the loss of the next token.
         after_step: what is done to the layer after each step.
         seed: of weights and batches.
 
     Returns:
-        The model, and the busiest expert's rows over the mean, by step.
+        The model; the rows of each expert by step, (100, E); and by step how much of a token's vector is
+        the mean of all tokens' vectors, as a share of its square.
     """
     torch.manual_seed(seed)
     model: Any = Transformer(TransformerConfig(hidden=64, layers=1, heads=4))
     model.init_weights(std=0.05)
     made = model.blocks[0].feedforward = layer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    text, loads = _text(), []
+    text, loads, alike = _text(), [], []
     for _ in range(100):
         starts = torch.randint(len(text) - _HELD_OUT - 65, (BATCH,)).tolist()
         loss = next_token_loss(model, torch.stack([text[a : a + 65] for a in starts]))
@@ -102,8 +120,9 @@ def train_on_text(
         (loss + added_loss(made)).backward()
         optimizer.step()
         after_step(made)
-        loads.append((made.load.max() / made.load.float().mean()).item())
-    return model, loads
+        loads.append(made.load)
+        alike.append(made.alike)
+    return model, torch.stack(loads), alike
 
 
 def first_come(choice: Tensor, experts: int, room: float) -> Tensor:

@@ -44,7 +44,12 @@ def kept_by_swiglu(
         tokens, hidden: of the input.
         inside: from what `gate` and `up` give, and `down`'s weight, to the output; None for SiLU,
             multiplication and `linear`.
+
+    Raises:
+        ValueError: no tokens, no width, or a `linear` that gives no tensor.
     """
+    if tokens < 1 or hidden < 1:
+        raise ValueError(f"tokens and hidden are 1 or more; got {tokens} and {hidden}.")
     inner = 4 * hidden
     sizes = ((inner, hidden), (inner, hidden), (hidden, inner), (tokens, hidden))
     gate, up, down, x = (
@@ -57,6 +62,8 @@ def kept_by_swiglu(
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         a, b = linear(x, gate), linear(x, up)
+        if not isinstance(a, Tensor):
+            raise ValueError(f"linear(x, w) gives a tensor (tokens, outputs); it gave {a!r:.60}.")
         _ = inside(a, b, down) if inside else linear(F.silu(a) * b, down)
     weights = {w.untyped_storage().data_ptr() for w in (gate, up, down)}
     return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in weights)

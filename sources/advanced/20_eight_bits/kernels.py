@@ -67,12 +67,24 @@ _ORDER = ("blocks down the columns", "scale rounded down", "sound", "cut toward 
 
 
 def fault_of(name: str) -> str:
-    """What is wrong with a kernel."""
-    return dict(zip("ABCD", _ORDER, strict=True))[name]
+    """What is wrong with a kernel.
+
+    Raises:
+        ValueError: no such kernel.
+    """
+    if name not in (faults := dict(zip("ABCD", _ORDER, strict=True))):
+        raise ValueError(f"There is no kernel {name!r}: there are A, B, C and D.")
+    return faults[name]
 
 
 def evidence_of(fault: str) -> str:
-    """What one would see with it."""
+    """What one would see with it.
+
+    Raises:
+        ValueError: no such fault.
+    """
+    if fault not in _EVIDENCE:
+        raise ValueError(f"There is no fault {fault!r}: there are {', '.join(_EVIDENCE)}.")
     return _EVIDENCE[fault]
 
 

@@ -49,6 +49,7 @@ def loss(model: nn.Module, pair: Pair) -> Tensor:
 
 
 @functools.cache
+@torch.enable_grad()  # whoever asks first: `spikes` needs no gradients
 def _trained() -> dict[str, Tensor]:
     torch.manual_seed(0)
     model = Transformer(CONFIG)

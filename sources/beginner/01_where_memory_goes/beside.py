@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 
 from utils.memory import measure
 from utils.models import resnet
+from utils.units import Category, format_bytes
 from utils.views import compare, predicted
 
 from .ledger import ledger
@@ -19,7 +21,7 @@ Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, tuple[int, Optimizer]] = {
     "SGD": (0, lambda p: torch.optim.SGD(p, lr=0.1)),
     "SGD, momentum": (4, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    "Adam": (8, torch.optim.Adam),
+    "Adam, one by one": (8, lambda p: torch.optim.Adam(p, foreach=False)),
 }
 
 
@@ -55,5 +57,8 @@ def predicted_beside_measured(
 
     name = f"{model}, batch {batch_size}"
     run = measure(step, model=network, optimizer=chosen, items=batch_size, name=name, timed_steps=0)
-    both = compare([predicted("your formulas", formula), run], title="Predicted and measured")
+    borrowed = format_bytes(run.breakdown[Category.TEMPORARIES])
+    run = replace(run, name=f"{name}; temporaries {borrowed}")
+    title = f"{optimizer}: predicted and measured"
+    both = compare([predicted("your formulas", formula), run], title=title)
     return both.figure, both.alt

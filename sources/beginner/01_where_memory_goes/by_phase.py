@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.checked import check_public
@@ -38,13 +39,18 @@ def highest_bytes(measurement: Measurement, phase: str) -> int:
 
 
 def draw_by_phase(
-    measurements: Sequence[Measurement], predicted_bytes: Mapping[int, float], *, title: str
+    measurements: Sequence[Measurement],
+    predicted_bytes: Mapping[int, float],
+    apart_bytes: Mapping[str, Mapping[int, int]],
+    *,
+    title: str,
 ) -> Figure:
     """One line a phase, against the items of a step, and a formula's totals, dashed.
 
     Args:
         measurements: of several batch sizes.
         predicted_bytes: by batch size.
+        apart_bytes: by name and batch size, what was measured at some of them; dotted between.
         title: of the figure.
 
     Raises:
@@ -52,22 +58,39 @@ def draw_by_phase(
     """
     ordered = sorted(measurements, key=lambda m: m.items)
     sizes = [m.items for m in ordered]
+    lines = {"the formula (predicted)": [predicted_bytes[size] / MIB for size in sizes]}
+    for phase in LOOKS:
+        lines[phase] = [highest_bytes(m, phase) / MIB for m in ordered]
+    for name, measured in apart_bytes.items():
+        lines[name] = [size_bytes / MIB for size_bytes in measured.values()]
     with course_style():
-        figure, axes = empty_figure(height=3.8)
-        dashed = [predicted_bytes[size] / MIB for size in sizes]
-        axes.plot(sizes, dashed, "k--", label="the formula (predicted)")
-        for phase, (color, style) in LOOKS.items():
-            highest = [highest_bytes(m, phase) / MIB for m in ordered]
-            axes.plot(sizes, highest, style, color=color, lw=1.8, label=f"highest in {phase}")
-        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        figure, axes = empty_figure(height=4.2)
+        for name, heights in lines.items():
+            color, style = LOOKS.get(
+                name, ("#832db6", "D:") if name in apart_bytes else ("k", "--")
+            )
+            axes.plot(list(apart_bytes.get(name, sizes)), heights, style, color=color, lw=1.8)
+        lowest, highest = min(map(min, lines.values())), max(map(max, lines.values()))
+        axes.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
+        axes.set_xlim(0.8 * sizes[0], 1.55 * sizes[-1])
+        _name_lines(axes, sizes[-1], lines)
         axes.set_xticks(sizes)
         axes.set_xlabel(f"batch size ({ordered[0].unit})")
-        axes.set_ylabel("memory (MiB)")
+        axes.set_ylabel("memory (MiB), not from 0")
         axes.set_title(title)
-        figure.legend(loc="outside right upper")
         kinds = [m.evidence for m in ordered] + [Evidence.PREDICTED]
         print_evidence(figure, kinds, [m.device for m in ordered])
     return figure
+
+
+def _name_lines(axes: Axes, last: int, lines: Mapping[str, Sequence[float]]) -> None:
+    """Each line's name and last height at its end, pushed up where two would touch."""
+    bottom, top = axes.get_ylim()
+    room, floor = 0.065 * (top - bottom), bottom
+    for name, heights in sorted(lines.items(), key=lambda pair: pair[1][-1]):
+        place = max(heights[-1], floor + room)
+        axes.text(1.04 * last, place, f"{heights[-1]:.0f}  {name}", va="center", fontsize=10)
+        floor = place
 
 
 def _events(times_ns: np.ndarray, span: PhaseSpan) -> slice:

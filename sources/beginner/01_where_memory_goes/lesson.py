@@ -13,19 +13,19 @@
 #
 # **The question.** A training step runs out of memory. Who holds it?
 #
-# **Promise.** You account for one training step of ResNet-50 on this machine: 100% of the bytes of its tensors, in
-# named categories, at every moment of the step.
+# **Promise.** You account for one training step of ResNet-50 on this machine: every byte that model, optimizer, images
+# and the step itself hold, in named categories, at every moment.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 45, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | about a minute on two CPU cores |
+# | 45, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | under a minute on two idle CPU cores |
 
 # %% [markdown]
 # ## A bet
 #
 # You train ResNet-50, an image network, with Adam on a few images of 32 x 32 pixels. Memory rises and falls
-# during a step. Its highest moment is the **peak**. Which share of the memory, at the peak, is the *parameters*? Write
-# your guess, in percent, in place of the 50.
+# during a step. Its highest moment is the **peak**. Which share of it is the *parameters*? Write your guess, in percent, in
+# place of the 50.
 
 # %%
 my_bet_percent = 50
@@ -34,19 +34,20 @@ my_bet_percent = 50
 here = setup("beginner/01")
 
 # %%
-import subprocess
+import re
 from dataclasses import replace
 from functools import partial
 
 import pandas as pd
-import psutil
 import torch
 import torch.nn.functional as F
 
-from utils import Evidence, check, compare, draw_timeline, explore, format_bytes
-from utils import measure, model_shape, score, scoreboard, show
+from evidence.record import recorded
+from utils import Evidence, check, compare, draw_over_time, draw_timeline, explore, format_bytes
+from utils import measure, model_shape, show
 from utils.lessons.lesson_01.beside import predicted_beside_measured
-from utils.lessons.lesson_01.by_phase import draw_by_phase
+from utils.lessons.lesson_01.by_phase import draw_by_phase, highest_bytes
+from utils.lessons.lesson_01.counters import Counters, draw_counters
 from utils.models import Transformer, TransformerConfig, resnet
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
@@ -54,21 +55,22 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. One step in one picture
 #
-# Random images will do: only their shapes matter for memory. `measure` runs the step once to warm up, once with every
-# allocation recorded, and a few times for the clock.
+# What this lesson measures is fp32, 4 bytes a number. `measure`
+# runs the step once to warm up, then once with every allocation recorded.
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
 
 
-def make_step(model, optimizer, batch_size):
+def make_step(model, optimizer, batch_size, micro_batches=1):
     images = torch.randn(batch_size, 3, 32, 32, device=device)
     labels = torch.randint(0, 10, (batch_size,), device=device)
 
     def step():
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
+        for some, answers in zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True):
+            loss = F.cross_entropy(model(some), answers) / micro_batches
+            loss.backward()
         optimizer.step()
 
     return step
@@ -76,65 +78,76 @@ def make_step(model, optimizer, batch_size):
 
 # %%
 model = resnet(50, stem="cifar").to(device)
-optimizer = torch.optim.Adam(model.parameters())
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)  # one tensor at a time; section 3 compares
 first = measure(make_step(model, optimizer, batch), model=model, optimizer=optimizer, items=batch,
-                unit="images", name=f"ResNet-50, batch {batch}")
+                unit="images", name=f"ResNet-50, batch {batch}, Adam one by one", timed_steps=0)
 show(draw_timeline(first), alt="Stacked memory over one training step: activations rise through forward, "
      "gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
-# **Read it.** The height is the memory of all tensors; the colours say
-# what they are for, the background names the phase. Parameters and Adam's state are there the whole time.
-# Forward builds *activations* up. Backward walks from the last layer to the first: it frees activations
-# and makes *gradients*. The optimizer step changes the weights. (The thin spike at the left edge is
-# the last step's gradients.) The triangle marks the peak. Who is alive then:
+# **Read it.** The height is the memory of all tensors, the colours say what for, the background names the phase. Forward
+# builds *activations* up. Backward walks from the last layer to the first, frees activations and makes *gradients*. Who is
+# alive at the peak:
 
 # %%
 found = first.breakdown
 print(first)
 print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of the peak; your bet was {my_bet_percent}%")
-for counter, size_bytes in first.allocator_bytes.items():
-    print(f"another counter, {counter}: {format_bytes(size_bytes)}")
 
 # %% [markdown]
 # **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one operation
-# borrows. The categories add up to all tensors of the model and optimizer that `measure` is given, and all that the step
-# allocates. Another model with its Adam would fill a card as well, and is not in this sum. The last line counts
-# everything, libraries, too. (*Logits*: section 6.)
-#
-# New words stand in the [glossary](../00_glossary.ipynb).
+# borrows. *Logits* come in section 6. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. Whose count is it?
 #
-# A GPU has small memories beside its arithmetic and one large one, the **HBM** (high-bandwidth memory), which holds your
-# tensors. An A100 with "40 GB" on its box: 27 MiB of registers and 60 MiB of caches (NVIDIA's whitepaper of 2020), and
-# 39.49 GiB of HBM, as CUDA reports it. "Out of memory" always means the large one.
+# A GPU has one large memory for your tensors: **HBM** (high-bandwidth memory), or GDDR on many cards. PyTorch's
+# `OutOfMemoryError` means that one. Three counters look at it, each at more than the one before:
 #
-# A tensor lives there from the moment it is allocated to the moment its last reference is gone. Three
-# counters know about that, each in its own way:
-#
-# | who counts | what it counts |
+# | who counts | what it adds |
 # |---|---|
-# | `torch.cuda.memory_allocated()` | bytes of tensors that are alive |
-# | `torch.cuda.memory_reserved()` | what PyTorch took from the driver, in large segments, and keeps for reuse |
-# | `nvidia-smi` | reserved, plus the CUDA context (what the driver and the code of the kernels take), plus other processes |
+# | `torch.cuda.memory_allocated()` | living tensors, in blocks of whole 512 bytes, and cuBLAS's workspaces |
+# | `torch.cuda.memory_reserved()` | free pieces of segments that PyTorch took from the driver and keeps |
+# | `nvidia-smi` | the rest: CUDA context (driver, code of kernels), NCCL's buffers, libraries, other processes |
 #
-# On a CPU, PyTorch keeps no reserve.
+# [An error that somebody met](https://github.com/kerrj/lerf/issues/73) (published) and section 1's model on an H200
+# (recorded): which number of the error is the cause?
 
 # %%
-if torch.cuda.is_available():
-    print(torch.cuda.memory_summary(abbreviated=True))
-    print(subprocess.getoutput("nvidia-smi"))
-else:
-    print("No CUDA device here, so torch.cuda.memory_summary() has nothing to say.")
-    print("This Python process holds", format_bytes(psutil.Process().memory_info().rss), "now: tensors, interpreter, libraries")
+error = ("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacty of 23.65 GiB of which 1.66 GiB is "
+         "free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the allocated memory 12.09 "
+         "GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.")
+asked, card, free, process, allocated, pieces = map(float, re.findall(r"([\d.]+) GiB", error))
+bars = {"the error (published)": Counters(allocated, allocated + pieces, process, card - free, card)}
+record = next(record for record in recorded("resnet50") if record.device == "NVIDIA H200")
+for row in record.rows[:2]:
+    assert (row["precision"], row["image_size"]) == ("fp32", 32), "the record no longer begins with fp32 at 32 x 32"
+    bars[f"H200, batch {row['batch']} (recorded)"] = Counters.of_row(row)
+if device.type == "cuda":
+    bars["section 1, here (measured)"] = Counters.of_measurement(first)
+show(draw_counters(bars, title="What three counters see (H200: Adam by foreach)"),
+     alt="Stacked bars: of the card of the error, half is allocated, a fifth is reserved and unallocated, another fifth lies "
+     "outside of PyTorch, little is free. On the H200 the part outside stays the same while the batch grows fourfold.")
+print(f"the error: {asked} GiB found no place; free or in free pieces {free + pieces:.2f}; outside of PyTorch in this process "
+      f"{process - allocated - pieces:.2f}, in others {card - free - process:.2f}")
+print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.provenance['torch']}, peaks of ResNet-50's second step in fp32")
 
 # %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> <code>nvidia-smi</code> shows a high number and the step seems to fill the
-# card. Often much of it is only <i>reserved</i>, and free for the next tensor. Judge a technique by the peak of allocated
-# bytes, <code>torch.cuda.max_memory_allocated()</code>
-# (<a href="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management">notes on CUDA memory</a>).</div>
+# **Read it.** Your own error's numbers, in this table:
+#
+# | in the error | first action |
+# |---|---|
+# | "tried to allocate" is most of the card | one operation is too large: batch, length, resolution |
+# | "free" + "unallocated" would have served the request | it is free in pieces: `PYTORCH_ALLOC_CONF=expandable_segments:True` (once `PYTORCH_CUDA_ALLOC_CONF`) |
+# | card - "free" - "this process has" is large | other processes: `nvidia-smi` |
+# | "this process has" - "allocated" - "unallocated" is large | this process, outside of PyTorch: NCCL, a library |
+# | else: "allocated by PyTorch" | tensors: sections 3 to 6 |
+#
+# Here two rows hold: the pieces would have served, and this process keeps a sixth of the card outside, more than a context
+# takes. Try the setting first ([lesson 10](../intermediate/10_oom_clinic.ipynb)). Compare techniques by
+# `max_memory_allocated()`. The same run *fits* where `max_memory_reserved()` and what lies outside fit, and hardly ever where
+# `max_memory_allocated()` and what lies outside do not. Between the two, try it
+# ([notes on CUDA memory](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management)).
 
 # %% [markdown]
 # ## 3. The states: a formula without surprises
@@ -145,7 +158,7 @@ else:
 # \underbrace{4P + 4P}_{\text{Adam: running means}} = 16P \ \text{bytes}$$
 #
 # Adam keeps two running means for each parameter: of its gradient, and of the gradient's square.
-# All of these together are the **model states**. Nothing in the formula knows the batch.
+# All of these together are the **model states**.
 
 # %% tags=["nbval-check-output"]
 P = sum(parameter.numel() for parameter in model.parameters())
@@ -157,9 +170,6 @@ def adam_states(parameter_count: int) -> dict[str, int]:
 
 
 print(f"P = {P:,} parameters, so the states take {format_bytes(16 * P)}")
-
-# %% [markdown]
-# The formula speaks of what stays, so compare it with what is alive when the step is over.
 
 # %%
 after = first.timeline.at(first.timeline.end_ns)
@@ -174,13 +184,13 @@ beside = {str(Evidence.PREDICTED): adam_states(P), str(Evidence.MEASURED): dict(
 pd.DataFrame(beside).fillna(0).astype(int).rename_axis("bytes at the end of the step")
 
 # %% [markdown]
-# **Read it.** Parameters and gradients equal the formula, to the byte. Adam holds a step counter of 4 bytes more
-# for each tensor. Not predicted are the buffers (batch norm's running statistics) and the inputs, which are small.
+# **Read it.** Parameters and gradients equal the formula to the byte. Adam holds a step counter of 4 bytes more
+# for each tensor.
 #
 # ### Which optimizer, which states
 #
-# ResNet-18's peaks at batch 2, where states fill most of the picture. `foreach` is Adam's default on CUDA: each operation
-# runs over all tensors at once.
+# ResNet-18 at batch 2, where states fill most of the picture. `foreach` is Adam's default on CUDA: each operation runs over
+# all tensors at once.
 
 # %%
 def with_optimizer(name, build):
@@ -203,8 +213,8 @@ compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
 # **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
-# grey temporaries: one by one two of the largest tensor, by `foreach` of *all*, a copy of the parameters. So its peak lies
-# in the optimizer step, when activations are gone. `fused=True` borrows nothing there.
+# grey temporaries. One by one it borrows two of the largest tensor; `foreach` borrows as much as *all* parameters, so its peak
+# lies in the optimizer step, when activations are gone. `fused=True` borrows nothing there.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together? Put a number in place of the dots.
@@ -215,21 +225,22 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> Adam creates its state inside the <i>first</i>
-# <code>optimizer.step()</code>. So a script can pass its first forward and backward, and fail in the second.
-# <a href="https://github.com/pytorch/pytorch/issues/9439">A user of a VGG model</a> met this.</div>
+# <code>optimizer.step()</code>. So a script can pass its first backward, and fail in that call or in the next
+# iteration. <a href="https://github.com/pytorch/pytorch/issues/9439">A user of a VGG model</a> met this.</div>
 #
 # ### A folklore formula
 #
-# "Training takes 18 x parameters x bytes per parameter" counts bytes twice: 18 already is bytes. 16 is the sum above, 18
-# one count of *mixed precision*, with a 16-bit copy of the weights: 2 + 4 + 4 + 8 bytes ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)).
-# For Llama-2-7B:
+# "18 bytes a parameter" ([Hugging Face](https://huggingface.co/docs/transformers/model_memory_anatomy), for mixed precision)
+# is often multiplied by the bytes of a parameter once more. *Mixed precision* by DeepSpeed or Megatron has a 16-bit copy of
+# the weights beside fp32 weights (4) and Adam's means (8): 2 + 2 + 12 = 16 with 16-bit gradients, as in the ZeRO paper, and 2 + 4 + 12 = 18 with fp32
+# gradients ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)). For Llama-2-7B:
 
 # %% tags=["nbval-check-output"]
 llama = model_shape("llama-2-7b")
 count = llama.parameter_count
 assert count == llama.published_count, "the shape no longer gives the published count"
 print(f"P = {count:,}   ({llama.source})")
-rows = {"fp32 with Adam, 16 bytes": 16 * count, "mixed precision, fp32 gradients, 18 bytes": 18 * count,
+rows = {"fp32, or mixed with 16-bit gradients, 16": 16 * count, "mixed precision, fp32 gradients, 18": 18 * count,
         "the folklore, 18 x 4 bytes": 72 * count}
 for name, total_bytes in rows.items():
     print(f"{name:<44}{total_bytes / 1e9:8.1f} GB   {Evidence.PREDICTED}")
@@ -252,7 +263,7 @@ def saved_for_backward(model, inputs):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             ledger[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # kept, so its address is not used again; itself, it would hold the graph: a leak
+        return tensor.detach()  # an output that its own graph holds would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(inputs)
@@ -261,7 +272,7 @@ def saved_for_backward(model, inputs):
 
 
 # %% [markdown]
-# Compare it with the meter when backward begins: all activations live then.
+# The meter, when backward begins: all activations live then.
 
 # %%
 def when(measurement, phase):
@@ -269,9 +280,8 @@ def when(measurement, phase):
 
 
 images = torch.randn(batch, 3, 32, 32, device=device)
-mine = saved_for_backward(model, images)
 metered = first.timeline.at(when(first, "backward"))
-print("your ledger                ", format_bytes(mine))
+print("your ledger                ", format_bytes(mine := saved_for_backward(model, images)))
 print("the meter: activations     ", format_bytes(metered["activations"]))
 print("the meter: inputs          ", format_bytes(metered["inputs"]))
 ratio = mine / (metered["activations"] + metered["inputs"])
@@ -279,8 +289,8 @@ print(f"ledger / (activations + inputs) = {ratio:.4f}")
 assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since the measurement?"
 
 # %% [markdown]
-# **Read it.** Two meters that share no code agree: your ledger asks autograd, the meter the allocator. The inputs count
-# because the first layer keeps the images.
+# **Read it.** Your ledger asks autograd, the meter the allocator: a block that was born in forward and lives when
+# backward begins is an *activation*.
 #
 # ### One batch after the other
 #
@@ -301,22 +311,34 @@ def activation_bytes(measurement):
     return measurement.timeline.at(when(measurement, "backward"))["activations"]
 
 
-small, large = sweep[0], sweep[-1]
-per_image = (activation_bytes(large) - activation_bytes(small)) / (large.items - small.items)
-print(f"activations per image: {per_image / 1e6:.2f} MB")
+per_image = (activation_bytes(sweep[-1]) - activation_bytes(sweep[0])) / (sizes[-1] - sizes[0])
+print(f"activations per image: {format_bytes(per_image)}")
+optimizer.param_groups[0]["foreach"] = True  # what Adam does on CUDA if you say nothing
+all_at_once = {size: highest_bytes(at_batch(size), "optimizer step") for size in (sizes[0], batch)}
+optimizer.param_groups[0]["foreach"] = False
 
 # %%
-figure = draw_by_phase(sweep, {size: 16 * P + per_image * size for size in sizes}, title="ResNet-50 with Adam: the highest moment of each phase")
-show(figure, alt="Memory against batch size, a line a phase: backward's highest moment grows with the batch, the optimizer "
-     "step's is flat and above it at the smallest batch, and the dashed formula lies above both.")
-print("peak in:", *(f"{m.name}, {m.peak_phase};" for m in sweep))
+formula = {size: 16 * P + per_image * size for size in sizes}
+figure = draw_by_phase(sweep, formula, {"optimizer step by foreach": all_at_once},
+                       title="ResNet-50 with Adam, one by one: the highest moment of each phase")
+show(figure, alt="Memory against batch size, a line a phase: backward's highest moment grows with the batch. The optimizer step's "
+     "is flat: one by one it lies above backward at the smallest batch alone, by foreach at all but the largest.")
+top = max(all_at_once.values())
+print("by foreach the optimizer step is higher up to batch", max(m.items for m in sweep if m.peak_bytes < top))
+print("formula over peak: " + "; ".join(f"batch {m.items}: {formula[m.items] / m.peak_bytes:.2f} one by one, "
+                                        f"{formula[m.items] / max(m.peak_bytes, top):.2f} by foreach" for m in sweep))
+print("on the H200:", *(f"batch {row['batch']}: {(16 * P + per_image * row['batch']) / row['allocated_peak_bytes']:.2f};" for row in record.rows[:2]))
 alive = {m.name: dict(m.timeline.at(when(m, "backward"))) for m in sweep}
-(pd.DataFrame(alive).fillna(0) / 2**20).round(1).rename_axis("MiB, backward begins")
+for m in sweep:
+    alive[m.name] |= {f"highest in {phase}": highest_bytes(m, phase) for phase in ("backward", "optimizer step")}
+(pd.DataFrame(alive).fillna(0) / 2**20).round(1).rename_axis("MiB, where backward begins, and highest")
 
 # %% [markdown]
-# **Read it.** Where backward begins, activations double with the batch, and no state grows. The *peak* is the highest of
-# the lines: for one image it lies in the optimizer step, which no image changes, from two on in backward. The dashed
-# formula adds *all* gradients to *all* activations. The step never holds both at once.
+# **Read it.** Activations double with the batch, and no state grows. The optimizer step's line does
+# not depend on the images: one by one it decides at the smallest batch alone, by `foreach`, CUDA's default, at all but the
+# largest. The dashed formula adds *all* gradients to *all* activations, which this step never holds at once, and no
+# temporaries. So it is a little too high here where backward decides, too low for few images by `foreach`, and too low on the
+# H200's large batch, whose temporaries grow with it. Keep a tenth free.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -328,54 +350,44 @@ check("01.doubled_batch", doubled_batch_gib)
 # %% [markdown]
 # ### Break it, diagnose it: activations that stay
 #
-# A validation loop adds up its losses. It never calls `backward`, so nothing should stay. What is alive when the step is
-# over? (`model.eval()` would not stop autograd.)
+# A validation loop adds up its losses. It never calls `backward`. (`model.eval()` would not stop autograd.) How many bytes
+# does each batch leave? Does the same sum do it in a training loop?
 
 # %%
-total_loss = torch.zeros((), device=device)
+few, labels = images[:2], torch.randint(0, 10, (2,), device=device)
 
 
-def validate():
-    global total_loss
-    total_loss = total_loss + F.cross_entropy(model(images), labels)
+history = []
+
+def four_batches(train=False):
+    total = torch.zeros((), device=device)
+    for _ in range(4):
+        loss = F.cross_entropy(model(few), labels)
+        if train:
+            loss.backward()
+        total = total + loss  # not loss.detach(), not loss.item()
+    history.append(total)  # as a log keeps it
 
 
-labels = torch.randint(0, 10, (batch,), device=device)
-leak = measure(validate, model=model, name="validation, as written", timed_steps=0)
-kept = leak.timeline.at(leak.timeline.end_ns)
-print(kept)
-adam = sum(t.nbytes for state in optimizer.state.values() for t in state.values())
-print("alive as well, and not told to the meter: Adam's", format_bytes(adam))
-
-# %% [markdown]
-# **Diagnose it.** Activations are alive after the step, and "other" holds those of the warm-up step. `total_loss` has a
-# history, and it holds the graph with the activations of every batch so far. The cure is one line.
-
-# %%
-total_loss = torch.zeros((), device=device)
-
-
-@torch.no_grad()
-def validate_without_history():
-    global total_loss
-    total_loss = total_loss + F.cross_entropy(model(images), labels)
-
-
-clean = measure(validate_without_history, model=model, name="validation, cured", timed_steps=0)
-alive_after = [m.timeline.at(m.timeline.end_ns).total_bytes for m in (leak, clean)]
-print("alive after the step:", *map(format_bytes, alive_after))
-assert alive_after[0] - alive_after[1] > kept["activations"], "the history is still held: does no_grad wrap the step?"
-compare([leak, clean], title="A validation step, before and after the cure")
+loops = {"validation": four_batches, "validation, no_grad": torch.no_grad()(four_batches), "training": partial(four_batches, train=True)}
+runs = {name: measure(loop, model=model, warmup_steps=0, timed_steps=0) for name, loop in loops.items()}
+show(draw_over_time(runs, "activations", title="Four batches of two images, and the sum of their losses"),
+     alt="Left a staircase of four steps, in the middle nothing, right four hills that return to the ground.")
+history.clear()
+highest = {name: int(max(run.timeline.series().get("activations", [0]))) for name, run in runs.items()}
+print(*(f"{name}: at most {format_bytes(most)};" for name, most in highest.items()))
+assert highest["validation"] > 3 * highest["training"], "the history is not held: does the sum keep its losses?"
 
 # %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> A ResNet-50 example of a well-known framework averaged a loss
-# <i>with</i> its history and <a href="https://github.com/horovod/horovod/pull/641">ran out of memory</a>.</div>
+# **Diagnose it.** The sum has a history, which holds every batch's graph with what autograd saved. In training `backward` has
+# freed what was saved. A loss that no backward visits keeps all: validation, a metric, a penalty that is only logged. Validate
+# under `torch.no_grad()`, and add up `loss.detach()`.
 
 # %% [markdown]
 # ## 5. Why the peak is where it is
 #
-# A peak is one moment. To lower it you must know who is alive *then*. Compare the peak of section 1 with the sum of
-# what each category holds at its own highest.
+# To lower a peak you must know who is alive *then*. Compare the peak of section 1 with the sum of what each category
+# holds at its own highest.
 
 # %%
 maxima = {str(category): int(curve.max()) for category, curve in first.timeline.series().items()}
@@ -397,133 +409,155 @@ peak_moves = ...
 check("01.peak_moves", peak_moves)
 
 # %% [markdown]
-# ### Predict beside measure
-#
-# Move the controls (in a running notebook): each change predicts by section 3's formula and the ledger, then measures. A
-# batch of 16 is kept as a picture.
+# Many cut the batch in two *micro-batches* (batch norm then sees half): forward and backward twice, then one optimizer step. How
+# far does the peak fall?
 
 # %%
-both = partial(predicted_beside_measured, device=device)
-explore(both, batch_size=[1, 2, 4, 8, 16], model=["ResNet-18", "ResNet-50"], optimizer=["Adam", "SGD, momentum", "SGD"])
-
-# %%
-figure, alt = both(16, "ResNet-18", "Adam")
-show(figure, alt)
+accumulated = measure(make_step(model, optimizer, batch, micro_batches=2), model=model, optimizer=optimizer, items=batch,
+                      unit="images", name="two micro-batches", timed_steps=0)
+for run in (first, accumulated):
+    print(f"{run.name:<35} peak {format_bytes(run.peak_bytes)} in {run.peak_phase}, with activations of "
+          f"{format_bytes(run.breakdown['activations'])}, gradients of {format_bytes(run.breakdown['gradients'])}")
+print(f"formula over peak, two micro-batches: {(16 * P + per_image * batch / 2) / accumulated.peak_bytes:.2f}")
 
 # %% [markdown]
-# **Read it.** The formula says too much, because it adds all gradients to all activations, and too little, because it
-# knows no temporaries. Here the first error is the larger. Try batch 1: the prediction is too low.
+# **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the second forward
+# and backward. With **gradient accumulation** the formula of section 4 lacks the temporaries alone.
+#
+# ### Predict beside measure
+#
+# Move the controls (in a running notebook). Each change predicts by section 3's formula and the ledger of two images, scaled
+# to the batch; then it measures.
+
+# %%
+optimizer = None  # Adam's state of ResNet-50, and its gradients: make room first
+model.zero_grad()
+both = partial(predicted_beside_measured, device=device)
+explore(both, batch_size=[1, 2, 4, 8, 16], model=["ResNet-18", "ResNet-50"], optimizer=["Adam, one by one", "SGD, momentum", "SGD"])
+
+# %%
+figure, alt = both(16, "ResNet-18", "Adam, one by one")
+show(figure, alt)
 
 # %% [markdown]
 # ## 6. A transformer: the last layer can be the largest
 #
 # A language model ends in one score for each token of its vocabulary, at each position: the **logits**. For a batch of
-# $B$ texts of $T$ tokens and a vocabulary of $V$ that is, in fp32,
+# $B$ texts of $T$ tokens and a vocabulary of $V$ that is, in fp32 as here,
 #
 # $$4 \cdot B \cdot T \cdot V \ \text{bytes}$$
 #
-# and loss and backward make more tensors of the same shape. Predict: in a small transformer with the
-# vocabulary of Llama 2, how many such tensors are alive at the peak, and what share of it are they?
+# and loss and backward make more of them. Predict: in a small transformer with the vocabulary of Llama 2, how many such
+# tensors are alive at the peak? Which of them does `del` free?
 
 # %%
-optimizer = None  # Adam's state of ResNet-50: make room first
-model.zero_grad()
 B, T, V = 2, 128, 32_000
 language_model = Transformer(TransformerConfig(
     vocabulary=V, hidden=128, layers=4, heads=4, feedforward=352)).to(device)
-language_optimizer = torch.optim.AdamW(language_model.parameters())
+language_optimizer = torch.optim.AdamW(language_model.parameters(), foreach=False)
 tokens = torch.randint(0, V, (B, T + 1), device=device)
 
 
-def language_step():
+def language_step(keeps_name):
     language_optimizer.zero_grad()
     logits = language_model(tokens[:, :-1])
     loss = F.cross_entropy(logits.reshape(-1, V), tokens[:, 1:].reshape(-1))
+    if not keeps_name:
+        del logits  # autograd needs their log-probabilities, not them: the name alone holds them
     loss.backward()
     language_optimizer.step()
 
 
-text = measure(language_step, model=language_model, optimizer=language_optimizer,
-               items=B * T, unit="tokens", name="small transformer", timed_steps=0)
-show(draw_timeline(text), alt="Memory over one step of a small transformer: logits and loss appear at the end of "
-     "forward; where backward begins two temporaries of the same size stand on them, and that is the peak.")
+# %%
+watch = partial(measure, model=language_model, optimizer=language_optimizer, items=B * T, unit="tokens", timed_steps=0)
+text = watch(partial(language_step, keeps_name=True), name="small transformer")
+lean = watch(partial(language_step, keeps_name=False), name="with del logits")
+show(draw_timeline(text, title="Small transformer, AdamW one by one: one step"),
+     alt="Memory over one step of a small transformer: logits and loss appear at the end of forward; where backward begins two "
+     "temporaries of the same size stand on them, and that is the peak. One tensor of logits stays through the optimizer step.")
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
-del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
+del language_model, language_optimizer, watch  # or they stay for the rest of the notebook
+
+# %% [markdown]
+# **Read it.** The spike stands where backward begins. A band of the logits' size goes on through the *optimizer step*, which
+# needs no logits. Who holds it? Count with and without `del`:
 
 # %%
 after = text.timeline.at(text.timeline.end_ns)
 states = sum(after[category] for category in adam_states(P_text))
 print(f"states: predicted {format_bytes(16 * P_text)}, measured {format_bytes(states)}")
-one = 4 * B * T * V
-print("one tensor of logits:", format_bytes(one))
-kinds = ("logits and loss", "temporaries")
-for moment, at_ns in [("backward is called", when(text, "backward")), ("peak", text.timeline.peak_ns)]:
-    alive = text.timeline.at(at_ns)
-    print(f"{moment + ', such tensors:':<36}", ", ".join(f"{alive[kind] / one:.2f} {kind}" for kind in kinds))
-spike = sum(text.breakdown[kind] for kind in kinds)
-print(f"both kinds are {100 * spike / text.peak_bytes:.0f}% of the peak, which is in {text.peak_phase}")
+one, kinds = 4 * B * T * V, ("logits and loss", "temporaries")
+for run in (text, lean):
+    at_peak = ", ".join(f"{run.breakdown[kind] / one:.2f} {kind}" for kind in kinds)
+    share = sum(run.breakdown[kind] for kind in kinds) / run.peak_bytes
+    print(f"{run.name}: at the peak, in {run.peak_phase}, tensors of {format_bytes(one)}: {at_peak}; {share:.0%} of it")
+assert text.peak_bytes - lean.peak_bytes > 0.9 * one, "del saves one tensor of logits: does another name hold them?"
+llama = model_shape("llama-3-8b")
+at_work = 4 * llama.max_sequence * llama.vocabulary
+kept, inputs = (each * llama.max_sequence * llama.hidden * llama.layers for each in (41, 2))  # norms 8, q 2, k and v 1, attention 2, four of 3.5 widths 28
+print(f"Llama 3 8B, one text of {llama.max_sequence:,} tokens (predicted): logits {format_bytes(at_work)} in fp32, {format_bytes(4 * at_work)} "
+      f"for four; its layers in bf16, with flash attention, keep about {format_bytes(kept)}, checkpointed {format_bytes(inputs)}")
+compare([text, lean], title="Who holds the logits? Before and after one line")
 
 # %% [markdown]
-# **Read it.** When backward is called, two tensors of the logits' shape are alive: the logits and their
-# log-probabilities. Backward begins with a gradient of each, counted as temporaries; these four are the spike. Fewer
-# activations lower only their thin band, SGD only Adam's broad one: the technique has to fit the category.
-#
-# <div class="alert alert-warning"><b>Trap.</b> One line, <code>logits = logits.float()</code>, makes
-# an fp32 copy of 16-bit logits. <a href="https://github.com/huggingface/transformers/pull/33902">Removing it</a> from a
-# popular library took the peak of sharded (FSDP2) Llama 3.1 8B inference from 18.5 to 10.6 GiB (published by the
-# author).</div>
-
-# %%
-score("01", first)
-score("01", text)
-scoreboard("01")
+# **Read it.** Alive at the peak: the logits, their log-probabilities, and a gradient of each, counted as temporaries.
+# Backward needs three of the four. The variable `logits` alone holds the fourth. The same line went into torchtitan
+# ["to save 3.9G"](https://github.com/pytorch/torchtitan/pull/391) (published). This net is narrow for its
+# vocabulary. In Llama 3 8B the layers hold more than the logits, until they are checkpointed: then the last layer is the
+# largest. The technique has to fit the category.
 
 # %% [markdown]
 # ## Recap
 #
-# - The peak is a moment. Only what is alive then counts.
-# - States do not depend on the batch: 16 bytes per parameter for fp32 with Adam.
-# - Activations are proportional to the batch, logits to batch, length and vocabulary.
-# - A formula is a prediction. Measure, then explain the ratio.
+# The peak is a moment: measure, then ask of each large block who holds it.
 #
-# **Test yourself.** Name a technique for each category, then compare; what it costs stands in brackets.
+# **Test yourself.** Name a technique for each category, then compare. Brackets have the cost.
 #
 # | category | grows with | what shrinks it | what does not |
 # |---|---|---|---|
 # | parameters | model | sharding (communication), quantization (accuracy) | a smaller batch |
-# | gradients | model | sharding (communication), freeing each one early (other code) | a smaller batch |
-# | optimizer state | model, optimizer | SGD or 8-bit states (perhaps accuracy), sharding (communication), offload (transfers) | mixed precision |
-# | activations | batch, sequence, depth | checkpointing (compute), mixed precision (digits or range), smaller micro-batch (speed) | sharding the states |
-# | logits and loss | batch, sequence, vocabulary | chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
-# | temporaries | operation, size of its tensors | fused kernels (not there for every operation) | checkpointing |
+# | gradients | model | LoRA (fewer trained weights), sharding (communication), freeing each one early (other code) | a smaller batch |
+# | optimizer state | model, optimizer | LoRA, SGD or 8-bit states (perhaps accuracy), sharding (communication), offload (transfers) | mixed precision |
+# | activations | batch, sequence, width, depth | checkpointing (compute), mixed precision (digits or range), smaller micro-batch (speed) | sharding the states |
+# | logits and loss | batch, sequence, vocabulary | `del logits` (nothing), chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
+# | temporaries of backward | batch, operation | fused kernels, chunked loss, smaller micro-batch | checkpointing |
+# | temporaries of the optimizer | model | `fused=True` | a smaller batch |
 #
 # Do the [lab](../../labs/beginner/01_where_memory_goes.ipynb), in a copy (`make my-labs`), then compare with the
-# [solution](../../solutions/beginner/01_where_memory_goes.ipynb). Lesson [02](02_mixed_precision.ipynb) halves the
-# activations, and finds how many images fill a card.
+# [solution](../../solutions/beginner/01_where_memory_goes.ipynb). Lesson [02](02_mixed_precision.ipynb) makes activations
+# smaller.
 #
 # **References.** Rajbhandari and others, *ZeRO: Memory Optimizations Toward Training Trillion
-# Parameter Models*, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054), section 3 and Figure 1. PyTorch,
+# Parameter Models*, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054), section 3. PyTorch,
 # [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html).
 
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** You have `model`, `optimizer` and `train_step`, one whole step that ends with its gradients still there.
-# Take two, and ask who holds what:
+# **Plain PyTorch.** You have `build`, which makes `model`, `optimizer` and `train_step`, one whole step that ends with its
+# gradients still there. Record from the start, or parameters have no stack:
 #
 # ```python
 # import torch
 #
 # def held_bytes(tensors):
-#     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None}
+#     mine = [t.to_local() if hasattr(t, "to_local") else t for t in tensors if t is not None]  # FSDP2: this rank's part
+#     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in mine}
 #     return sum(storages.values())
 #
-# train_step()  # Adam makes its state here
 # cuda = torch.cuda.is_available()
 # if cuda:
-#     torch.cuda.reset_peak_memory_stats()
-#     torch.cuda.memory._record_memory_history(max_entries=100_000)
-# train_step()
+#     torch.cuda.memory._record_memory_history()
+# try:
+#     model, optimizer, train_step = build()
+#     train_step()  # Adam makes its state here
+#     if cuda:
+#         torch.cuda.reset_peak_memory_stats()
+#     train_step()
+# finally:  # out of memory, too
+#     if cuda:
+#         torch.cuda.memory._dump_snapshot("step.pickle")
+#         torch.cuda.memory._record_memory_history(enabled=None)  # stop: it costs time
 # states = {
 #     "parameters": held_bytes(model.parameters()),
 #     "gradients": held_bytes(p.grad for p in model.parameters()),
@@ -531,23 +565,21 @@ scoreboard("01")
 # }
 # print({name: f"{size / 2**30:.2f} GiB" for name, size in states.items()})
 # if cuda:
-#     peak = torch.cuda.max_memory_allocated()
+#     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 #     lasting = states["parameters"] + states["optimizer state"]  # alive at every moment; gradients come and go
-#     print(f"peak {peak / 2**30:.2f} GiB, above what lasts {(peak - lasting) / 2**30:.2f} GiB")
-#     torch.cuda.memory._dump_snapshot("step.pickle")
-#     torch.cuda.memory._record_memory_history(enabled=None)  # stop: it costs time
+#     print(f"peak {peak / 2**30:.2f} GiB, above what lasts {(peak - lasting) / 2**30:.2f}, reserved {reserved / 2**30:.2f}")
 # ```
 #
-# Halve the batch and run it again: what fell is activations, logits and temporaries. If hardly anything fell, the states
-# decide. On a GPU `step.pickle` says who allocated each byte, with its stack: drop it on
-# [memory_viz](https://docs.pytorch.org/memory_viz).
+# Halve the batch and run it again: about half of activations, logits and backward's temporaries goes, less where the peak
+# moves. If hardly anything fell, try `fused=True`, then shrink the states. Drop `step.pickle` on
+# [memory_viz](https://docs.pytorch.org/memory_viz): every block, and who allocated it.
 #
 # **transformers.** You have `model` and `dataset`. The `Trainer` keeps the account itself, for short runs:
 #
 # ```python
 # from transformers import Trainer, TrainingArguments
 #
-# settings = TrainingArguments(output_dir="out", max_steps=2, skip_memory_metrics=False)
+# settings = TrainingArguments(output_dir="out", max_steps=2, save_strategy="no", skip_memory_metrics=False)
 # trainer = Trainer(model=model, args=settings, train_dataset=dataset)
 # metrics = trainer.train().metrics
 # print({name: size for name, size in metrics.items() if "_mem_" in name})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack, chdir
+from contextlib import chdir, suppress
 from typing import Any
 from unittest import mock
 
@@ -28,30 +28,61 @@ def block_1(text: str) -> None:
         F.cross_entropy(model(tokens), labels).backward()
         optimizer.step()
 
-    names = {"model": model, "optimizer": optimizer, "train_step": train_step}
-    states = run_block(text, **names)["states"]
-    _as_on_a_gpu(text, **names | {"train_step": lambda: None})  # a real one would look for the GPU
+    def build(step: Any = train_step) -> tuple[Any, Any, Any]:
+        return model, optimizer, step
+
+    found = run_block(text, build=build)
+    _as_on_a_gpu(text, lambda: build(lambda: None))  # a real step would look for the GPU
     parameters = list(model.parameters())
     four = 4 * sum(p.numel() for p in parameters)
     counters = 4 * len(parameters)  # Adam's, one a tensor
     expected = {"parameters": four, "gradients": four, "optimizer state": 2 * four + counters}
+    states = found["states"]
     assert states == expected, f"the account says {states}, the formula {expected}"
+    _counts_a_shard(found["held_bytes"])
 
 
-def _as_on_a_gpu(text: str, **names: Any) -> None:
-    """The lines for a GPU, with CUDA's functions in name alone: what they record is written once."""
-    with ExitStack() as stack:
-        for name, answer in {"is_available": True, "max_memory_allocated": 2**30}.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=answer))
-        stack.enter_context(mock.patch.object(torch.cuda, "reset_peak_memory_stats"))
-        memory = {
-            name: stack.enter_context(mock.patch.object(torch.cuda.memory, name, autospec=True))
-            for name in ("_record_memory_history", "_dump_snapshot")
-        }
-        run_block(text, **names)
-    record, dump = memory["_record_memory_history"], memory["_dump_snapshot"]
-    assert dump.call_count == 1, "the step's allocations are not written to a file"
-    assert record.call_args == mock.call(enabled=None), "the recording goes on after the step"
+def _as_on_a_gpu(text: str, build: Any) -> None:
+    """The lines for a GPU: what they record begins before the model is built, and is always written."""
+    for built in (build, torch.OutOfMemoryError("CUDA out of memory.")):
+        begun, _, *rest = _calls_on_a_gpu(text, built)
+        assert begun == mock.call.record(), "the recording begins after something was allocated"
+        assert mock.call.dump("step.pickle") in rest, "the allocations are not written to a file"
+        assert rest[-1] == mock.call.record(enabled=None), "the recording goes on after the step"
+
+
+def _calls_on_a_gpu(text: str, build: Any) -> list[Any]:
+    """What the lines call, with CUDA's functions in name alone, up to an error that `build` raises."""
+    seen = mock.Mock()
+    seen.build.side_effect = build
+    cuda = {
+        "is_available": mock.Mock(return_value=True),
+        "reset_peak_memory_stats": mock.Mock(),
+        "max_memory_allocated": mock.Mock(return_value=2**30),
+        "max_memory_reserved": mock.Mock(return_value=2**31),
+    }
+    recording = {"_record_memory_history": seen.record, "_dump_snapshot": seen.dump}
+    with (
+        mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.multiple(torch.cuda.memory, **recording),
+        suppress(torch.OutOfMemoryError),
+    ):
+        run_block(text, build=seen.build)
+    return seen.mock_calls
+
+
+class _Shard:
+    """As a DTensor: the storage that it names is none, and `to_local` gives this rank's part."""
+
+    def to_local(self) -> torch.Tensor:
+        return torch.zeros(6)
+
+    def untyped_storage(self) -> Any:
+        raise RuntimeError("Attempted to access the data pointer on an invalid python storage.")
+
+
+def _counts_a_shard(held_bytes: Any) -> None:
+    assert held_bytes([_Shard(), None]) == 24, "of a sharded tensor this rank's part counts"
 
 
 def block_2(text: str) -> None:

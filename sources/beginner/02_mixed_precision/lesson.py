@@ -126,7 +126,7 @@ peaks.rename_axis("images").rename(columns={"fp32": "fp32 (MiB)", "mixed": "mixe
 # %% [markdown]
 # ## 2. The conversion, by hand
 #
-# fp16 has few digits, and little range: above 65,504 it is infinite, below $2^{-25}$ it rounds to 0. Three things make it
+# fp16 has few digits, and little range: from 65,520 on it is infinite, below $2^{-25}$ it rounds to 0. Three things make it
 # train all the same. **Casts:** layers compute on 16-bit copies of weights and inputs. **Master weights:** what the optimizer
 # updates stays fp32. **A loss scale:** the loss is multiplied before backward, so that small gradients stay above 0, and the
 # gradients are divided after it, in fp32. If one is not finite, the scale was too large: skip the step, and halve it. After
@@ -205,8 +205,8 @@ assert {"made", "skipped"} == set(steps["step"]), "the scale should start too la
 steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(4)
 
 # %% [markdown]
-# **Read it.** By hand and by library: the same losses, the same scale. Three steps of twelve are skipped, and fp16 falls
-# behind fp32; at a patience of 2,000 skips are rare. bf16 runs without a scaler: it has the range of fp32, so small gradients
+# **Read it.** By hand and by library: the same losses on this machine, the same scale. Three steps of twelve are skipped: fp16 made
+# nine updates. bf16 runs without a scaler: it has the range of fp32, so small gradients
 # do not become 0.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no units for bf16, and
@@ -272,25 +272,21 @@ print(f"where v is 0: {(v == 0).sum()}, of these lost: {(lost & (v == 0)).sum()}
 largest_lost = gradients[lost].abs().max().item()
 print(f"gradients of the lost: {(gradients[lost] == 0).sum()} are 0, the largest is {largest_lost:.1e}; 0.001 times its square: {largest_lost**2 / 1000:.1e}")
 assert lost.any() and largest_lost**2 / 1000 < 2**-24, "the fp16 model should break here: is eps still 1e-8?"
+ones = weights.new_ones(4096, dtype=torch.float32).uniform_(0.01, 1)  # and with fp32 states?
+for dtype in (torch.float16, torch.bfloat16):
+    stuck = ones.to(dtype) - 1e-4 == ones.to(dtype)
+    print(f"{dtype}: a step of 1e-4 rounds away for {stuck.float().mean():.0%} of the weights from 0.01 to 1")
 
 # %% [markdown]
-# **Diagnose it.** The gradients are finite, and two weights of three are not after the step: the *optimizer step* broke
-# them, just those with a $v$ of 0. After one step $v$ is $0.001 g^2$: below $2^{-25} = 3 \cdot 10^{-8}$ that is 0 in fp16, though $g$
-# is not. Adam divides by $\sqrt{v} + \epsilon$, and $\epsilon$ is 0 in fp16 as well. So masters and states stay in fp32, and do
-# not halve.
+# **Diagnose it.** The gradients are finite, and two weights of three are not after the step, just those with a $v$ of 0. After one step $v$ is $0.001 g^2$: below $2^{-25} = 3 \cdot 10^{-8}$ that is 0 in fp16, though $g$
+# is not. The default Adam divides by $\sqrt{v} + \epsilon$, and $\epsilon$ is 0 in fp16 as well (the fused one computes its step in
+# fp32 and only stores $v$ as 0). So *states* stay in fp32. *Weights* do for another reason: most small updates round away, in
+# bf16 even more. Neither halves.
 #
 # ### Old names
 #
-# `torch.cuda.amp` (deprecated) is `torch.amp` for CUDA alone; [Apex](https://github.com/NVIDIA/apex)'s `amp.initialize` is
-# [removed](https://github.com/NVIDIA/apex/pull/1896), and its `FusedAdam` is `AdamW(..., fused=True)` today.
-
-# %%
-import warnings
-
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    torch.cuda.amp.GradScaler(enabled=False)
-print(said[0].message)
+# `torch.cuda.amp` is a deprecated name of `torch.amp`; [Apex](https://github.com/NVIDIA/apex)'s `amp.initialize` is
+# [removed](https://github.com/NVIDIA/apex/pull/1896).
 
 # %% [markdown]
 # ## 3. What halves, and which moment decides
@@ -448,10 +444,9 @@ for name, dtype in [("fp32", None), ("tf32", None), ("amp fp16", FP16)]:
 
 # %% [markdown]
 # **Read it.** Yes: it fits. 1.6 GiB stay beside the tensors, 1.1 with the largest context, for gaps and cuDNN's
-# *workspace*, which the simulation leaves out: in fp32 without TF32 0.9 GiB at 512 images, and little at 576, since it gives
-# way where room is short. The other recorded peaks lie on the lines. A real GPU doubles its batch, too, from 576 images to
-# 1184. fp16 is 3.8 times as fast as fp32, or 1.4 times if convolutions use TF32 (fp32 tensors, multiplied with 10 binary
-# digits), PyTorch's default from the A100 on.
+# *workspace*, which the simulation leaves out: in fp32 without TF32 0.9 GiB at 512 images. An H200 held to 16 GB doubles its
+# batch from 576 images to 1184. There, at 512 images, fp16 is 3.8 times as fast as fp32, or 1.4 times if convolutions use TF32,
+# PyTorch's default from the A100 on.
 #
 # ## 5. The same accuracy?
 #
@@ -467,17 +462,16 @@ rows[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]]
 
 # %% [markdown]
 # **Read it.** Mixed precision is lower in four pairs of five, by 0.23 points at most, and higher in one, by 0.13. (*Spread* is
-# the ± of its table, which does not say of what.) That is SGD on ImageNet; for Adam on CIFAR-10 nothing is shown here.
+# the ± of its table, which does not say of what.) A pair differs in more than the type: by its `configs.yml`, mixed runs use
+# channels last, and on a DGX-1 larger batches. That is SGD on ImageNet; for Adam on CIFAR-10 nothing is shown here.
 #
-# To compare yourself, change the type alone, over *paired* seeds: one seed decides weights and order of both runs. A double
-# batch is another change: half as many steps an epoch.
+# To compare yourself, change the type alone, over *paired* seeds. A double batch is another change.
 
 # %% [markdown]
 # ## 6. The scenario as asked
 #
 # *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file is the
-# loop above around torchvision's network. It times each epoch, and saves the scaler beside model and optimizer: run again, it
-# goes on.
+# loop above around torchvision's network. It saves the scaler beside model and optimizer: run again, it goes on.
 
 # %%
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{at_1024[FP16]:.2f}"))
@@ -519,7 +513,7 @@ scoreboard("02")
 # ## On Monday
 #
 # **Plain PyTorch.** You have `model`, `optimizer`, `loss_function`, `loader` and `device`. Weights must be fp32 and no `half()`
-# anywhere: a transformers model is loaded with `dtype=torch.float32`, since by default it takes its checkpoint's type. Note
+# anywhere: load a transformers model with `dtype=torch.float32` (version 5 takes its checkpoint's type by default). Note
 # losses and peak of your loop as it is; then write it so:
 #
 # ```python
@@ -544,25 +538,26 @@ scoreboard("02")
 #     print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
 # ```
 #
-# It works if the *first* loss agrees with fp32's to two digits and the peak is lower. In fp16 the scale halves at each skipped
-# step, and then stays; a scale that falls without end is a fault.
+# It works if the *first* loss and the mean of losses 10 to 20 agree with fp32's to two digits, and the peak is lower. In fp16
+# the scale halves at each skipped step; a scale that falls without end is a fault.
 # With accumulated gradients, `step` and `update` come once, after the last `backward`. Save `scaler.state_dict()` too, and
 # evaluate under autocast.
 #
-# **transformers.** You have `model` (in fp32) and `dataset`. The `Trainer` does this by one setting, `fp16=True` on a T4 or
-# V100; it also clips, at 1.0:
+# **transformers.** You have `model` (in fp32) and `dataset`. The `Trainer` does this by one setting; it also clips, at 1.0:
 #
 # ```python
 # import torch
 # from transformers import Trainer, TrainingArguments
 #
 # assert {p.dtype for p in model.parameters()} == {torch.float32}, "the masters must be fp32: load the model so"
-# settings = TrainingArguments(output_dir="out", per_device_train_batch_size=64, max_steps=20, logging_steps=1, bf16=True)
+# fp16 = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)  # a T4, a V100
+# settings = TrainingArguments(output_dir="out", per_device_train_batch_size=64, max_steps=20, logging_steps=1, fp16=fp16, bf16=not fp16)
 # trainer = Trainer(model=model, args=settings, train_dataset=dataset)
 # trainer.train()
 # if torch.cuda.is_available():
 #     print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
 # ```
 #
-# A peak that does not move is not made of activations. Then plain PyTorch has `AdamW(..., fused=True)`, which takes the
-# temporaries out of the optimizer step (the `Trainer`'s default has it); states that are too large need another technique.
+# A peak that does not move is made of states, or of activations that autocast leaves in fp32, such as a language model's logits.
+# Plain PyTorch has `AdamW(..., fused=True)`, which takes the temporaries out of the optimizer step (the `Trainer`'s default
+# has it); for the rest take another technique.

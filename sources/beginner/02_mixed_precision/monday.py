@@ -49,7 +49,7 @@ def block_2(text: str) -> None:
     model.layers[0].register_forward_hook(lambda layer, given, out: seen.add(out.dtype))
     dataset = [{"inputs": torch.randn(8), "labels": torch.tensor(n % 2)} for n in range(64)]
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        here = text.replace("bf16=True", "bf16=True, use_cpu=True")  # tests hide the GPU
+        here = text.replace("bf16=not fp16", "bf16=not fp16, use_cpu=True")  # tests hide the GPU
         trainer = run_block(here, model=model, dataset=dataset)["trainer"]
     assert seen == {torch.bfloat16}, f"layers should give bf16 under the Trainer, not {seen}"
     kept = {p.dtype for p in model.parameters()}

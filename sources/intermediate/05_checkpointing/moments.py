@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from utils.checked import check_public
@@ -16,7 +17,7 @@ from utils.memory.timeline import MemoryTimeline
 from utils.units import Category, Phase
 from utils.views.style import LOOKS, PHASE_SHADES, byte_unit, course_style, print_evidence
 
-__all__ = ["draw_moments", "moments"]
+__all__ = ["deciding", "draw_moments", "moments"]
 
 LOSS, FIRST, LAST, STEP = "the loss", "first tooth", "last tooth", "optimizer step"
 BESIDE = {  # where the names stand, in points, so that none covers another
@@ -24,7 +25,8 @@ BESIDE = {  # where the names stand, in points, so that none covers another
     FIRST: ((0, 48), "center"),
     LAST: ((12, 26), "right"),
 }
-SMALLEST = 1 / 40  # of the peak: less than that is no stripe on a screen
+ALONE = (0, 8)  # where a panel has no tooth, over its one mark
+SMALLEST = 1 / 40  # of a panel's peak: less than that is no stripe on a screen
 
 
 def moments(run: Measurement) -> dict[str, int]:
@@ -38,6 +40,18 @@ def moments(run: Measurement) -> dict[str, int]:
         if span.phase is Phase.OPTIMIZER_STEP:
             places[STEP] = _highest(timeline, span.start_ns, span.end_ns)
     return {name: int(timeline.alive_bytes[at]) for name, at in places.items()}
+
+
+def deciding(run: Measurement) -> str:
+    """The moment that decides the run's peak: the highest of its `moments`.
+
+    Raises:
+        ValueError: a run in which no such moment was seen.
+    """
+    found = moments(run)
+    if not found:
+        raise ValueError(f"{run.name or 'The run'} has no loss, no backward and no optimizer step.")
+    return max(found, key=lambda name: found[name])
 
 
 def _places(timeline: MemoryTimeline) -> dict[str, int]:
@@ -79,7 +93,7 @@ def draw_moments(runs: Sequence[Measurement], *, title: str) -> Figure:
         panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
         seen: dict[Category, None] = {}
         for axes, run in zip(panels, runs, strict=True):
-            seen |= dict.fromkeys(_stack(axes, run.timeline, unit_bytes, highest))
+            seen |= dict.fromkeys(_stack(axes, run.timeline, unit_bytes))
             _shade(axes, run.timeline)
             _mark(axes, run.timeline, unit_bytes)
             axes.set_title(
@@ -87,7 +101,7 @@ def draw_moments(runs: Sequence[Measurement], *, title: str) -> Figure:
             )
             axes.set_ylim(0, 1.25 * highest / unit_bytes)
             axes.set_xticks([])
-            axes.set_xlabel("allocator events, in order")
+            axes.set_xlabel("allocator events, not time")
         panels[0].set_ylabel(f"memory ({unit})")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         _legend(figure, list(seen))
@@ -95,9 +109,7 @@ def draw_moments(runs: Sequence[Measurement], *, title: str) -> Figure:
     return figure
 
 
-def _stack(
-    axes: Axes, timeline: MemoryTimeline, unit_bytes: int, highest: int
-) -> Mapping[Category, None]:
+def _stack(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> Mapping[Category, None]:
     """Draw the categories on each other; those that show."""
     floor, shown = np.zeros(len(timeline.times_ns)), {}
     numbers = np.arange(len(floor))
@@ -114,7 +126,7 @@ def _stack(
             edgecolor="white",
             linewidth=0,
         )
-        if curve.max() > SMALLEST * highest:
+        if curve.max() > SMALLEST * timeline.alive_bytes.max():
             shown[category] = None
         floor = top
     axes.step(numbers, floor, where="post", color="black", lw=0.8)
@@ -129,14 +141,12 @@ def _shade(axes: Axes, timeline: MemoryTimeline) -> None:
 
 
 def _mark(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> None:
-    """The moments, or without any tooth the peak alone."""
+    """The moments of backward; without any tooth the loss is the only one."""
     places = _places(timeline)
-    if FIRST not in places:
-        places = {f"peak, in {timeline.peak_phase}": int(timeline.alive_bytes.argmax())}
     for name, at in places.items():
         height = timeline.alive_bytes[at] / unit_bytes
         axes.plot([at], [height], "v", color="black", markersize=6, zorder=5)
-        offset, side = BESIDE.get(name, ((0, 8), "center"))
+        offset, side = BESIDE[name] if FIRST in places else (ALONE, "center")
         axes.annotate(
             name,
             (at, height),
@@ -144,12 +154,12 @@ def _mark(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> None:
             textcoords="offset points",
             ha=side,
             fontsize=10,
-            arrowprops={"arrowstyle": "-", "lw": 0.8, "shrinkB": 4} if name in BESIDE else None,
+            arrowprops={"arrowstyle": "-", "lw": 0.8, "shrinkB": 4} if offset != ALONE else None,
         )
 
 
 def _legend(figure: Figure, categories: list[Category]) -> None:
-    """The categories from the top of the stack down, then the shades of the phases."""
+    """Two lists: the categories from the top of the stack down, and the shades of the phases."""
     order = [category for category in reversed(Category) if category in categories]
     stripes = [
         Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, edgecolor="white", label=str(c))
@@ -164,7 +174,13 @@ def _legend(figure: Figure, categories: list[Category]) -> None:
     shades = [
         Patch(facecolor=PHASE_SHADES[p], edgecolor="#aaaaaa", label=n) for p, n in names.items()
     ]
-    figure.legend(handles=[*stripes, *shades], loc="outside right upper", fontsize=10)
+    lists = [_heading("alive"), *stripes, _heading(""), _heading("meanwhile"), *shades]
+    figure.legend(handles=lists, loc="outside right upper", fontsize=10)
+
+
+def _heading(name: str) -> Line2D:
+    """A line of a legend that stands for nothing drawn."""
+    return Line2D([], [], linestyle="none", label=name)
 
 
 check_public(globals())

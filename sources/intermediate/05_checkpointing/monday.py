@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from utils.lessons.blocks import run_block, small_llama
 from utils.memory import measure
 from utils.models import Transformer, TransformerConfig
+from utils.simulation import simulate
+from utils.techniques import checkpoint_blocks
 
 from .step_costs import kept_bytes
 
@@ -45,16 +49,43 @@ def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def block_1(text: str) -> None:
+    """The peak by moments, on a simulated GPU: the highest that is printed is the step's own."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Transformer(replace(SMALL, hidden=1024, heads=16, feedforward=2816))
+        checkpoint_blocks(model)
+        return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        told.append(io.StringIO())
+        names = {"model": model, "optimizer": optimizer, "loss_of": _loss_of}
+        with contextlib.redirect_stdout(told[-1]):
+            run_block(text, batch=torch.randint(0, 64, (8, 1025)), **names)
+
+    told: list[io.StringIO] = []
+    run = simulate(build, step, device="A100 40GB")
+    lines = [line.rsplit(maxsplit=2) for line in told[-1].getvalue().splitlines()]
+    names = ["the loss", *(f"tooth {n}" for n in reversed(range(6))), "rest", "optimizer step"]
+    assert [name for name, *_ in lines] == names, f"it prints {lines}"
+    highest, peak = max(float(size) for _, size, _ in lines), run.peak_bytes / 2**30
+    assert abs(highest - peak) < 0.01 < peak, f"{highest} GiB printed, {peak:.2f} GiB simulated"
+
+
+def block_2(text: str) -> None:
     """Every block recomputed, gradients compared by the block itself: less than half of the peak."""
     model = _model()
     peak, loss = _peak_and_loss(model, _next_token_loss)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     run_block(text, model=model, loss_of=_loss_of, batch=BATCH)
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    left = [name for name, p in model.named_parameters() if p.grad is not None]
+    assert not left, f"gradients are left in {left}"
     lower, again = _peak_and_loss(model, _next_token_loss)
     assert lower < peak / 2, f"the peak falls from {peak:,} bytes to {lower:,}: less than by half"
     assert loss == again, f"the loss was {loss}, and is {again}"
 
 
-def block_2(text: str) -> None:
+def block_3(text: str) -> None:
     """Matrix products are kept: none runs again, the peak is lower, the gradients are the same."""
     found = []
     for change in (None, text):
@@ -72,7 +103,7 @@ def block_2(text: str) -> None:
     torch.testing.assert_close(others, gradients, rtol=0, atol=0)
 
 
-def block_3(text: str) -> None:
+def block_4(text: str) -> None:
     """The loss in PyTorch's chunks: the same with ignored labels, at less than half of the peak."""
     torch.manual_seed(0)
     head, hidden = nn.Linear(64, 4096, bias=False), torch.randn(512, 64, requires_grad=True)
@@ -97,7 +128,7 @@ def block_3(text: str) -> None:
     assert lower < peak / 2, f"the peak falls from {peak:,} bytes to {lower:,}: less than by half"
 
 
-def block_4(text: str) -> None:
+def block_5(text: str) -> None:
     """A model of transformers: its own switch lowers the peak, the loss stays."""
     model = small_llama(num_hidden_layers=6)
 
@@ -111,7 +142,7 @@ def block_4(text: str) -> None:
     assert loss == again, f"the loss was {loss}, and is {again}"
 
 
-def block_5(text: str) -> None:
+def block_6(text: str) -> None:
     """The compiler's dial: fewer bytes wait for backward than by its default, the loss stays."""
     model, found = _model(layers=1), []
     before, plain = functorch_config.activation_memory_budget, torch.compile

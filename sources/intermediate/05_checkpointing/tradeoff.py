@@ -56,8 +56,10 @@ def draw_tradeoff(
         if is_timed:
             _draw_ranges(axes, measurements, points)
         else:
-            axes.plot(
+            # Steps: between two ways there is none.
+            axes.step(
                 *zip(*front, strict=True),
+                where="post",
                 color="#717581",
                 ls="--",
                 lw=1.5,

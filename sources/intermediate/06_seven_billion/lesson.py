@@ -110,8 +110,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** The full sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every
-# weight moves*. So let most weights stand still: a frozen weight needs no gradient and no moments. Moments in eight bits
-# (`optim="adamw_bnb_8bit"`) are for those who train every weight; of adapters there is little to save. The two short
+# weight moves*. So let most weights stand still: a frozen weight needs no gradient and no moments. The two short
 # bars are what you build now: LoRA, then QLoRA, its packed weights.
 #
 # ## 2. LoRA by hand
@@ -174,7 +173,7 @@ print(f"{len(pairs_of_losses)} steps, largest relative difference of the losses 
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start values"
 
 # %% [markdown]
-# **Read it.** Your ten lines are what `peft` computes by default (it can also drop some of an adapter's input). Now the
+# **Read it.** Your ten lines are what `peft` computes by default. Now the
 # memory: `measure` counts a step of the same network, first with all weights trained, then with the adapters alone.
 
 # %%
@@ -189,8 +188,8 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is",
 compare(pair, title="A small Llama, 8 x 128 tokens: all or LoRA")
 
 # %% [markdown]
-# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Both peaks lie where backward begins,
-# and no weight has a gradient yet. At that moment LoRA saves nearly all optimizer state, and part of the activations:
+# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. The 67% are
+# this small model's; of Llama-2-7B the states weigh more. Both peaks lie where backward begins, and no weight has a gradient yet. At that moment LoRA saves nearly all optimizer state, and part of the activations:
 #
 # - a linear layer keeps its input for one purpose, the gradient of its weight. Frozen, it keeps none;
 # - an adapter is a linear layer that is trained, and keeps its input;
@@ -360,8 +359,9 @@ def finetune(base, pairs, output, longest, dtype=torch.bfloat16, **settings):
     return trainer
 
 # %% [markdown]
-# Only the adapters are saved. **Merging** adds (alpha / r) B A to W, so that inference pays nothing extra. It needs the
-# *16-bit* base, in the host's memory: 2 bytes a parameter.
+# Only the adapters are saved. **Merging** adds (alpha / r) B A to W, so that inference pays nothing extra. The script
+# merges into the *16-bit* base, in the host's memory: 2 bytes a parameter. Another way unpacks the four-bit base first
+# (`model.dequantize()`) and merges into that.
 
 # %%
 def merge(base, adapter, output):
@@ -415,13 +415,13 @@ if four_bits:
 # **Read it.** The run is whole, from data to the reloaded merged model. Here packing and merging change the loss by far
 # less than training does; but this base had hardly learned anything that rounding could harm. On yours it may: the adapters
 # learned on *rounded* weights, and merged into the others they meet what they never saw. So evaluate the model that you
-# will serve. (Merged into *packed* weights, the sum would be rounded to sixteen levels anew.)
+# will serve.
 #
 # ## 5. Seven billion, simulated
 #
 # Now the step that `Trainer(bf16=True)` takes, with `transformers`, `peft` and bitsandbytes themselves, on tensors without
 # data as if on a GPU (lesson 05a). It runs at depths 1, 2 and 3, and is extended to 32 layers, allocation by allocation.
-# Four ways to train, one part more or less between any two neighbours, at two sizes each:
+# Four ways to train: weights in 16 or in four bits, each with checkpointing and without, at two sizes:
 
 # %%
 def scripted(layers, packed, checkpointed, targets="all-linear", rank=16, autocast=True, prepare=False):
@@ -460,9 +460,8 @@ figure = draw_budget_map({name: list(runs.values()) for name, runs in found.item
 show(figure, alt="Peak over tokens: a line each for " + ", ".join(found) + ", and where it meets 24 GB.")
 
 # %% [markdown]
-# **Read it.** Points are simulated. The lines are straight: with flash attention, which keeps no scores, all that
-# a step adds is proportional to its tokens. Four bits lower a line; checkpointing makes it flat. (The same map of
-# your own model: [this page](../00a_your_model.ipynb).) At the script's four texts, with seconds by lesson 15's planner:
+# **Read it.** Points are simulated. A line is drawn through each pair. More tokens here
+# means more texts of 1,024. Four bits lower a line; checkpointing makes it about nine times flatter. At the script's four texts, with seconds by lesson 15's planner:
 
 # %%
 for name, way in ways.items():
@@ -481,7 +480,8 @@ if four_bits:
 # **Read it.** At the script's size checkpointing brings the step onto the card; four bits alone do not.
 # Up to some 3,300 of them four bits without checkpointing fit, and nothing is recomputed. Up to some
 # 15,000 checkpointed bf16 weights fit, and nothing is rounded. Beyond that you need both. By the planner checkpointing
-# makes this step 40% longer, and four bits hardly; they round.
+# makes this step 40% longer, and four bits hardly; they round. On few tokens a step four bits cost time: each pass
+# unpacks all weights. On an A100 with short texts, one a step, it took 62% longer (published: litgpt).
 #
 # The line is 24 GB of *tensors*. With your card compare what PyTorch *reserves*, and about 0.5 GB of CUDA context (the
 # course's assumption). "QLoRA 7B takes 3.5 GB" is folklore: its weights alone take more, and the bet's step peaks at more
@@ -489,7 +489,7 @@ if four_bits:
 #
 # ### Which adapters, under which autocast?
 #
-# "7B fits" hangs on both. The bet's step again, one change at a time:
+# "7B fits" hangs on both. The bet's step again; the last row changes targets and rank together:
 
 # %%
 changes = {"as above: all matrices, rank 16, autocast": {}, "no autocast": {"autocast": False},
@@ -500,9 +500,11 @@ for name, change in changes.items():
     print(f"{name:<42}{peak.peak_bytes / GB:.1f} GB ({peak.evidence})")
 
 # %% [markdown]
-# **Read it.** Adapters on every matrix keep inputs that frozen layers would drop: some GB. Without autocast `peft` converts the input of each adapter to fp32, and each keeps its copy. Under autocast
+# **Read it.** Adapters on every matrix keep inputs that frozen layers would drop: some GB. Yet QLoRA's authors needed
+# adapters on all linear layers to match full fine-tuning (published: QLoRA, section 4). Without autocast `peft` converts the input of each adapter to fp32, and each keeps its copy. Under autocast
 # on CUDA an adapter beside a four-bit layer takes the bf16 input as it is, so query, key and value keep one tensor among
-# them. Beside 16-bit layers `peft` makes a bf16 copy for each: so LoRA's line is steeper than QLoRA's.
+# them. Beside 16-bit layers `peft` casts it to fp32 for each, and autocast
+# makes and keeps a bf16 copy of that: so LoRA's line is steeper than QLoRA's.
 #
 # ### The scenario as asked: a script for a real card
 #
@@ -528,7 +530,7 @@ for row in recorded_fine_tunes()[6:7] if four_bits else ():  # the same librarie
           f"{row.peak_bytes / GB:.2f} GB, reserved {row.reserved_bytes / GB:.1f} ({Evidence.RECORDED}: H200, 2026-11-26)")
 
 # %% [markdown]
-# **Read it.** The tensors' peak is the simulated one; the allocator reserved 7% more than its replay. The script prints your
+# **Read it.** The tensors' peak is the simulated one; the allocator reserved about 8% more than its replay. The script prints your
 # card's own peak.
 #
 # ## Break it, diagnose it
@@ -550,18 +552,15 @@ for word in ("as packed", "prepared") if four_bits else ():
           ", ".join(f"{category} {size / GB:.2f}" for category, size in step.breakdown.items() if size > 0.005 * GB))
 
 # %% [markdown]
-# **Diagnose it.** It freezes everything, and turns all that is not packed into fp32: embeddings, head and norms. That was
-# meant for stability in fp16. The sum that runs through all blocks is then fp32 as well, and so is what each block keeps
-# of it: 1.07 GB. In bf16 leave the call out (`get_peft_model` freezes), and turn checkpointing on yourself, as it does by
-# default.
+# **Diagnose it.** It freezes everything, and turns all that is not packed into fp32: embeddings, head and norms. PEFT
+# does it for stability. The sum that runs through all blocks is then fp32 as well, and so is what each block keeps
+# of it: 1.07 GB. Where bf16 trains stably without the call, leave it out (`get_peft_model` freezes), and turn checkpointing
+# on yourself, as it does by default.
 #
 # ## Recap
 #
-# - 16 bytes per parameter keep a full fine-tune of Llama-2-7B off a card of 24 GB, unless most of them leave it (lesson 07).
 # - LoRA removes gradients and moments, NF4 nearly three quarters of the weights, checkpointing most activations.
 # - With LoRA, the activations of thousands of tokens fill the card: checkpoint first, pack where that is not enough.
-# - A simulated peak answers "does it fit?" before you rent a card; say which adapters, and which autocast.
-# - Save adapters; merge into 16 bits, and evaluate that.
 #
 # **Test yourself.** A colleague runs QLoRA with 4,096 tokens, is out of memory, and turns on optimizer offload and ZeRO-2.
 # What do you say?
@@ -616,6 +615,8 @@ for word in ("as packed", "prepared") if four_bits else ():
 #     if isinstance(layer, nn.Linear) and path.endswith(("q_proj", "v_proj")):
 #         parent, _, name = path.rpartition(".")
 #         setattr(model.get_submodule(parent), name, Lora(layer, rank=16, alpha=32))
+# if hasattr(model, "config"):  # transformers: recomputing would append to its cache of keys and values again
+#     model.config.use_cache = False
 # for block in blocks:
 #     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 # optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
@@ -651,6 +652,6 @@ for word in ("as packed", "prepared") if four_bits else ():
 # optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
 # ```
 #
-# **Look at** the trained share (0.6% for this Llama), the first loss (the frozen model's), and the peak of a step:
+# **Look at** the trained share (for this Llama 0.1% by the first block, 0.6% by the second), the first loss (the frozen model's), and the peak of a step:
 # `torch.cuda.reset_peak_memory_stats()`, two steps, `torch.cuda.max_memory_allocated()`; then again with twice the
-# tokens. At this size a token adds about 0.7 MB with checkpointing, 6 to 7 without: that tells whether it is on.
+# tokens. At this size a token adds about 0.7 MB with checkpointing, 5 to 7 without: that tells whether it is on.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 TOKENS = torch.arange(4 * 32).reshape(4, 32) % 64
-BATCH = {"input_ids": TOKENS, "labels": TOKENS, "use_cache": False}
+BATCH = {"input_ids": TOKENS, "labels": TOKENS}  # a Llama caches by default
 
 
 def block_1(text: str) -> None:
@@ -34,6 +34,7 @@ def block_1(text: str) -> None:
     before, loss = _copied(model), _value(model)
     found = run_block(text, model=model, blocks=blocks)
     assert _value(model) == loss, "new adapters change what the model computes"
+    assert not _caches(model), "recomputing would append keys and values again"
     for group in found["optimizer"].param_groups:
         group["lr"] = 1e-2
     losses = [found["step"](BATCH) for _ in range(4)]
@@ -109,6 +110,11 @@ def _loss(model: Callable[..., Any]) -> Tensor:
 def _value(model: nn.Module) -> float:
     with torch.no_grad():
         return _loss(model).item()
+
+
+def _caches(model: Callable[..., Any]) -> bool:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return model(**BATCH).past_key_values is not None
 
 
 def _copied(model: nn.Module) -> dict[str, Tensor]:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils import Transformer, TransformerConfig, text_batches, text_tokens
+from utils import Transformer, TransformerConfig, run_ranks, text_batches, text_tokens
 from utils.models.finetune import TARGETS
 from utils.techniques.deepspeed import load_deepspeed
 from utils.techniques.fsdp import shard_blocks
@@ -31,12 +32,16 @@ ON_DEVICE = ("bit16_groups_flat", "for_gpu_offload", "ipg_bucket")
 
 
 class Held(NamedTuple):
-    """Losses of a run, and bytes per parameter between backward and step."""
+    """Losses of a run, and bytes per parameter between backward and step.
+
+    `start_each` is the largest clone that DeepSpeed made of weights at its start.
+    """
 
     losses: list[float]
     device_each: float
     host_each: float
     file_each: float
+    start_each: float
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -53,8 +58,9 @@ def by_deepspeed(arms: Mapping[str, Mapping[str, Any]], folder: str) -> dict[str
     """Train by each of DeepSpeed's `zero_optimization` settings, on one rank, in bf16.
 
     Args:
-        arms: its settings by name; with "own_adam": True the step is DeepSpeedCPUAdam's, and
-            "micro_batches": a step adds up so many batches.
+        arms: its settings by name; with "own_adam": True the step is DeepSpeedCPUAdam's, with
+            "micro_batches" a step adds up so many batches, with "only_first": True as if all but
+            the first were lost, and with "by_block": True a block has a parameter group of its own.
         folder: for what is offloaded to a file.
     """
     load_deepspeed()  # for the CPU, as in the notebook
@@ -62,6 +68,23 @@ def by_deepspeed(arms: Mapping[str, Mapping[str, Any]], folder: str) -> dict[str
         name: _held(arm, lambda: Transformer(SMALL), whole_loss, folder)
         for name, arm in arms.items()
     }
+
+
+def more_arms(folder: str, *, adam: bool, files: bool) -> dict[str, dict[str, Any]]:
+    """Settings that need parts of DeepSpeed which are compiled apart: its Adam, and its way to files."""
+    arms: dict[str, dict[str, Any]] = {}
+    if adam:
+        zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+        arms["ZeRO-2, offloaded, DeepSpeedCPUAdam"] = zero | {"own_adam": True}
+    if files:
+        file = {"device": "nvme", "nvme_path": folder}
+        weights = file | {"buffer_size": 1_000_000}  # elements; by default 1e8
+        arms["ZeRO-Infinity, a file"] = {
+            "stage": 3,
+            "offload_optimizer": file,
+            "offload_param": weights,
+        }
+    return arms
 
 
 def adapters_by_deepspeed(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Held]:
@@ -114,6 +137,14 @@ def by_trainer(settings: Mapping[str, Any]) -> tuple[list[float], str]:
     return losses, type(trainer.model_wrapped).__name__
 
 
+def trainer_on_ranks(fsdp: Mapping[str, Any]) -> tuple[float, str]:
+    """How far two ranks' losses are from one process's, and the class of what they trained."""
+    plain = {"ddp_find_unused_parameters": False}
+    wanted, _ = run_ranks(by_trainer, 1, plain, timeout_seconds=900)[0]
+    found, wrapper = run_ranks(by_trainer, 2, fsdp, timeout_seconds=900)[0]
+    return max(abs(a / b - 1) for a, b in zip(found, wanted, strict=True)), wrapper
+
+
 def small_lora() -> nn.Module:
     """A small Llama with adapters of rank 8."""
     import peft
@@ -148,18 +179,20 @@ def _held(
     torch.manual_seed(0)
     model, zero = make_model(), dict(arm)
     stage, own_adam = zero.pop("stage"), zero.pop("own_adam", False)
-    sums = {"accumulation": zero.pop("micro_batches", 1)}
+    adds, only_first = zero.pop("micro_batches", 1), zero.pop("only_first", False)
+    grouped = zero.pop("by_block", False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     count = sum(parameter.numel() for parameter in trained)
     config = zero_config(
-        stage, count, world_size=1, micro_batch=4, precision=precision, **sums, **zero
+        stage, count, world_size=1, micro_batch=4, precision=precision, accumulation=adds, **zero
     )
     settings = config | {"zero_force_ds_cpu_optimizer": False}
-    engine = zero_engine(model, _adamw(trained, own_adam), settings)
+    groups = _by_block(model) if grouped else [trained]
+    engine, start = _started(model, _adamw(groups, own_adam), settings)
     losses, rows = [], []
-    for batch in batches():
+    for number, batch in enumerate(batches()):
         loss = loss_of(engine, *batch)
-        engine.backward(loss)
+        engine.backward(0 * loss if only_first and number % adds else loss)
         losses.append(loss.item())
         rows = [(row.path, row.bytes / count) for row in resident(engine)]
         engine.step()
@@ -167,10 +200,32 @@ def _held(
     here = sum(each for path, each in rows if stays or any(name in path for name in ON_DEVICE))
     files = Path(folder).rglob("*") if folder else ()
     on_disk = sum(file.stat().st_size for file in files if file.is_file())
-    return Held(losses, here, sum(each for _, each in rows) - here, on_disk / count)
+    return Held(losses, here, sum(each for _, each in rows) - here, on_disk / count, start / count)
 
 
-def _adamw(parameters: list[nn.Parameter], own_adam: bool) -> torch.optim.Optimizer:
+def _started(
+    model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
+) -> tuple[Any, int]:
+    """The engine, and the bytes of the largest clone that was made on the way."""
+    sizes, plain = [0], Tensor.clone
+
+    def clone(tensor: Tensor, **how: Any) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return plain(tensor, **how)
+
+    with mock.patch.object(Tensor, "clone", clone):
+        engine = zero_engine(model, optimizer, settings)
+    return engine, max(sizes)
+
+
+def _by_block(model: nn.Module) -> list[list[nn.Parameter]]:
+    blocks = [list(block.parameters()) for block in model.get_submodule("blocks").children()]
+    inside = {p for block in blocks for p in block}
+    return blocks + [[p] for p in model.parameters() if p not in inside]
+
+
+def _adamw(groups: list[list[nn.Parameter]], own_adam: bool) -> torch.optim.Optimizer:
+    parameters = [{"params": group} for group in groups]
     if not own_adam:
         return torch.optim.AdamW(parameters, lr=1e-3)
     adam: Any = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam

@@ -16,6 +16,7 @@ __all__ = ["ScriptRun", "run_small"]
 
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
 PIECES, LINE = 16, "a line of text"
+MOST_TOKENS = 65_536  # of a piece
 SECONDS = 300
 
 
@@ -42,9 +43,12 @@ def run_small(script: Path, folder: Path, length: int) -> ScriptRun:
         length: of its pieces, in tokens; there are texts for `PIECES` of them.
 
     Raises:
+        ValueError: `length` is no text's: below 1, or above `MOST_TOKENS`.
         RuntimeError: it failed, with the last that it said.
         subprocess.TimeoutExpired: it takes longer than `SECONDS`.
     """
+    if not 1 <= length <= MOST_TOKENS:
+        raise ValueError(f"length={length}: a piece of a text has 1 to {MOST_TOKENS:,} tokens.")
     _tiny_model(folder / "tiny")
     lines = PIECES * length // (len(LINE) + 1) + 1  # a token a byte, and one that ends the line
     (folder / "texts.txt").write_text(f"{LINE}\n" * lines, encoding="utf-8")

@@ -13,9 +13,9 @@
 #
 # **One question.** A training run is out of memory: *what filled it?*
 #
-# **Promise.** Seven runs go over their memory budget, each for a reason of its own. You read PyTorch's error field by
-# field, find each cause from evidence, and cure it in a few lines with the same losses. Words that are new to you
-# stand in the [glossary](../00_glossary.ipynb).
+# **Promise.** Seven runs go over their memory budget, each for its own reason. You read PyTorch's error field by
+# field, find each cause from evidence, and cure it with the same losses. Words that are new to you stand in the
+# [glossary](../00_glossary.ipynb).
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,110 +23,123 @@
 #
 # ## A bet
 #
-# "Out of memory? Make the batch smaller." Seven patients follow. Each batch is cut in two parts, with accumulated
-# gradients. How many of the seven then stay within their budget? Section 6 counts.
+# "Out of memory? Make the batch smaller." Seven patients follow. Each training batch is cut in eight parts, with accumulated
+# gradients. In how many of the seven does the peak fall by more than a tenth? Section 6 counts.
 
 # %%
-my_bet = 5
+my_bet = 6
 
 # %% tags=["setup"]
 here = setup("intermediate/10")
 
 # %% jupyter={"source_hidden": true}
+import gc
 import re
 from collections import Counter
 
 import pandas as pd
+import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from utils import MIB, Evidence, check, draw_over_time, draw_timeline, format_bytes, recorded_table, score, show
-from utils.clinic import LOSS_TOLERANCE, PATIENTS, admit, examine, examine_over_budget
+from utils import MIB, Evidence, check, draw_timeline, format_bytes, recorded_table, score, show
+from utils.clinic import LOSS_TOLERANCE, examine, examine_over_budget
 from utils.lessons.lesson_10 import cures as general_cures
 from utils.lessons.lesson_10.death import death_of, named_segments
-from utils.lessons.lesson_10.host import run_loader
+from utils.lessons.lesson_10.host import batch_bytes, run_loader
 from utils.lessons.lesson_10.kernel import FAILS, run_cells
 from utils.lessons.lesson_10.listing import script
 from utils.lessons.lesson_10.messages import PUBLISHED
+from utils.lessons.lesson_10.one_segment import one_segment_bytes
 from utils.lessons.lesson_10.pages import write_snapshot_page, write_trace_page
+from utils.lessons.lesson_10.seven import LENGTHS, seven
 from utils.lessons.lesson_10.snapshot import read_snapshot, write_snapshot
-from utils.lessons.lesson_10.views import PatientBytes, draw_blocks, draw_segments, draw_ward
-from utils.simulation.cuda_allocator import requests
-from utils.techniques import checkpoint_blocks
-
-files = here.root / "build" / "clinic"  # git ignores this folder
+from utils.lessons.lesson_10.steps import by_step, step_ends
+from utils.lessons.lesson_10.views import (FullCard, PatientBytes, draw_alive, draw_four_ways, draw_peak, draw_segments,
+                                           draw_steps, draw_ward)
 
 # %% [markdown]
 # ## 1. Read the error, then count between steps
 #
-# A patient is a script: `build()` makes model and optimizer, `train(model, optimizer)` runs all steps and returns their
-# losses. `examine` runs it under the meter and lets it go beyond its budget. What counts is the peak of what is alive; for
-# `fragmentation`, the smallest GPU that would do.
+# PyTorch's error names sizes and no tensor. Five people's errors (published), and the lines that read them:
 
 # %%
-patients = {name: admit(name) for name in PATIENTS}
-before = {name: examine_over_budget(patient) for name, patient in patients.items()}
-kinds = [Evidence.MEASURED, Evidence.SIMULATED]
-labels = {name: f"{name}, reserved (simulated)" if patients[name].fragments else name for name in patients}
-rows = {labels[name]: PatientBytes(found.bytes, patients[name].limit_bytes) for name, found in before.items()}
-show(draw_ward(rows, title="Seven patients, each over its budget", evidence=kinds),
-     alt="Bars of seven training runs: every one of them reaches beyond the line of its budget.")
-for name, found in before.items():
-    print(f"{name}: \"{patients[name].complaint}\"\n   {found.complaint.partition(' Try')[0]}\n")
-
-# %% [markdown]
-# The meter's error names a *phase* and a *category*: where the last drop fell, not who filled the bucket. A GPU's error
-# has sizes alone. Here is PyTorch's for four people (published), and the lines that read it:
-
-# %%
-print(PUBLISHED[-1].text, "\n")
+for message in PUBLISHED:
+    print(f"{message.url}\n{message.text.partition(' If reserved')[0]}\n")
 SIZE = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 FIELDS = {"asked for": r"allocate ([\d.]+) (\w+)", "card": r"(?:capaci?ty of|device has) ([\d.]+) (\w+)",
-          "tensors": r"([\d.]+) (\w+) (?:is|are) allocated", "pieces": r"([\d.]+) (\w+) (?:is|are) reserved",
-          "free": r"([\d.]+) (\w+) is free"}
+          "tensors": r"([\d.]+) (\w+) (?:is|are) allocated", "in pieces": r"([\d.]+) (\w+) (?:is|are) reserved",
+          "free": r"([\d.]+) (\w+) is free", "process": r"this process has ([\d.]+) (\w+)"}
+PARTS = {"tensors": "", "in pieces": "a", "this process, else": "b1", "other processes": "b2", "free": ""}
 
 
-def read_oom(text, least=0.1):
-    """Shares of the card, and what they say; a share below `least` is not the cause."""
+def parts_of(text):
+    """Bytes of the request, the card and its parts."""
     size = {name: float(n) * SIZE[unit] for name, field in FIELDS.items() for n, unit in re.findall(field, text)[:1]}
-    rest = size["card"] - size["tensors"] - size["pieces"]
-    share = {name: size[name] / size["card"] for name in ("asked for", "tensors", "pieces")}
-    share["outside"] = (rest - size.get("free", rest)) / size["card"]
-    found = ["a: in pieces"] if size["pieces"] > size["asked for"] and share["pieces"] > least else []
-    found += ["b: outside of PyTorch"] if share["outside"] > least else []
-    return {name: f"{part:.0%}" for name, part in share.items()} | {"verdict": ", ".join(found) or "c or d: tensors"}
+    ours = size["tensors"] + size["in pieces"]
+    numbered = [float(n) * SIZE[unit] for n, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+)", text)]
+    process = size.get("process", max((held for held in numbered if held >= ours), default=ours))
+    free = size.get("free", size["card"] - process)
+    return size | {"free": free, "this process, else": process - ours, "other processes": size["card"] - free - process}
 
 
-errors = {m.source: m.text for m in PUBLISHED} | {"fragmentation (simulated)": before["fragmentation"].complaint}
-pd.DataFrame({source: read_oom(text) for source, text in errors.items()}).T
+def verdict(parts, least=0.1):
+    """What the parts say; one with a share below `least` of the card is not the cause."""
+    found = [letter for name, letter in PARTS.items() if letter and parts[name] > least * parts["card"]]
+    if parts["in pieces"] + parts["free"] < parts["asked for"]:  # whole, they would not do either
+        found = [letter for letter in found if letter != "a"]
+    return ", ".join(found) or "c or d"
+
 
 # %% [markdown]
-# **Read it.** Shares are of the card. Four questions:
+# A patient is a script: `build()` makes model and optimizer, `train(model, optimizer)` runs all steps and returns their
+# losses. `examine` runs it under the meter, beyond its budget too. What counts is the peak of what is alive; for
+# `fragmentation`, the smallest GPU on which a simulated allocator serves every request.
+
+# %%
+gc.freeze()  # each examination ends with gc.collect(): what the imports made need not be searched again
+patients = seven()
+before = {name: examine_over_budget(patient) for name, patient in patients.items()}
+errors = {message.source: parts_of(message.text) for message in PUBLISHED}
+errors["fragmentation (simulated)"] = parts_of(before["fragmentation"].complaint)
+death = death_of(before["fragmentation"])
+shared = FullCard({name: errors["chatdoc-com/OCRFlux issue 42"][name] for name in PARTS}, "OCRFlux issue 42", [*PARTS][2:4])
+show(draw_four_ways(death.segments, death.asked_bytes, shared, before["kept_graph"], before["long_batch"]),
+     alt="Four panels. a: segments half full, none with room for the request. b: a card of which other processes hold a fifth. "
+         "c: a staircase, on which each step's peak is marked; from the fifth on the peaks are over the budget. d: low teeth, and "
+         "one that towers over the budget.")
+
+# %%
+print("fragmentation:", before["fragmentation"].complaint)
+shares = {source: {name: f"{parts[name] / parts['card']:.0%}" for name in ("asked for", *PARTS)}
+          | {f"verdict at {least:.0%}": verdict(parts, least) for least in (0.05, 0.1, 0.2)} for source, parts in errors.items()}
+pd.DataFrame(shares).T
+
+# %% [markdown]
+# **Read it.** Shares are of the card. Four questions, in this order:
 #
-# - **a.** *Is more "reserved but unallocated" than was asked for?* The bytes are there, in pieces too small. (At
-#   1% of the card, as QAnything's, curing them buys one request.)
-# - **b.** *Is much neither free nor PyTorch's?* Another process, NCCL, a library: see `nvidia-smi`.
-# - **c.** *Else tensors fill it. Do they grow from step to step?* Something is kept. Count what is alive after each step.
-# - **d.** *Else one moment is too large*, such as CADS' single request for 72% of its card.
+# - **a.** *Would "free" and "in pieces" together have served the request, and are the pieces a tenth of the card or more?* The
+#   bytes are there, in pieces too small.
+# - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library, NCCL, the CUDA context. **b2**: other
+#   processes; `nvidia-smi` names them. OCRFlux ran in a container, where no process is called "this": the largest is ours.
+# - **c.** *If not, tensors fill the card. Do they grow from step to step?* Something is kept. Count what is alive after each step.
+# - **d.** *If not, one moment is too large*, such as CADS' single request for 72% of its card.
 
 # %%
 def after_steps(found):
-    ends = [span.end_ns for span in found.run.timeline.spans if span.name == "optimizer step"]
-    return [found.run.timeline.at(ns).total_bytes for ns in ends]
+    return [found.run.timeline.at(ns).total_bytes for ns in step_ends(found)]
 
 
-longer = {name: examine(patients[name].edited({"STEPS = 2": "STEPS = 3"})) for name in ("large_vocabulary", "resolution")}
+longer = {"large_vocabulary": examine(patients["large_vocabulary"].edited({"STEPS = 2": "STEPS = 3"}))}
 triage = {}
 for name, found in (before | longer).items():
+    print(f"{name}: \"{patients[name].complaint}\"")
     alive = after_steps(found)  # the first step makes the optimizer's state: count from the second
     triage[name] = {"peak in": found.run.peak_phase, "largest": max(found.run.breakdown, key=found.run.breakdown.get),
                     "grows per step (MiB)": (alive[-1] - alive[1]) / (len(alive) - 2) / MIB,
                     "peak alive (MiB)": found.run.peak_bytes / MIB, "budget (MiB)": patients[name].limit_bytes / MIB}
-display(pd.DataFrame(triage).T.style.format(precision=2))
-pair = {"kept_graph (c)": before["kept_graph"].run, "large_vocabulary (d)": longer["large_vocabulary"].run}
-show(draw_over_time(pair, "logits and loss", title="c is a staircase, d the same tall tooth in every step"),
-     alt="Left, eight steps, each 4 MiB above the last one. Right, three equal teeth that return to the ground.")
+pd.DataFrame.from_dict(triage, orient="index").round(2)
 
 # %% [markdown]
 # **Read it.** `kept_graph` and `forgotten_reference` grow: c. `fragmentation` is a *and* c: it keeps 10.62 MiB a step on
@@ -139,7 +152,7 @@ show(draw_over_time(pair, "logits and loss", title="c is a staircase, d the same
 # The script adds up two numbers for its log.
 
 # %%
-script("kept_graph", "        for tokens in", "    return")
+script(patients["kept_graph"], "        for tokens in", "    return")
 
 # %% [markdown]
 # Neither sum is detached. **Question.** Which of the two keeps megabytes alive? Answer `"total_loss"`, `"total_size"`
@@ -159,7 +172,7 @@ for name, changes in half_cures.items():
 # %% [markdown]
 # **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here
 # it costs next to nothing: `backward()` has freed what this graph had saved. No backward visits the other sum, so each
-# step's logits wait for one. Beware of a metric, a validation loss, a penalty that is logged and not trained.
+# step's logits wait for one.
 
 # %%
 cures = {"kept_graph": patients["kept_graph"].edited(
@@ -182,10 +195,11 @@ treat("kept_graph")
 # %% [markdown]
 # ### forgotten_reference
 #
-# This hook keeps the output of every norm. The last ones' maximum is returned after the twelve losses.
+# This hook keeps the output of every norm. After twelve steps the script returns the losses, and the largest number among the
+# last outputs.
 
 # %%
-script("forgotten_reference", "    norms =", "    for _ in")
+script(patients["forgotten_reference"], "    norms =", "    for _ in")
 
 # %%
 cures["forgotten_reference"] = patients["forgotten_reference"].edited({
@@ -205,7 +219,7 @@ assert detached.bytes == before["forgotten_reference"].bytes, "a detached tensor
 
 # %% [markdown]
 # **Diagnose it.** Not a byte. `.detach()` lets go of the graph and keeps the tensor; here the tensors fill the memory. A
-# maximum is 4 bytes. Read it with `.item()` every hundred steps: each one makes a GPU wait.
+# maximum is 4 bytes (512 on a GPU). Read it with `.item()` every hundred steps: each one makes the CPU wait for the GPU.
 #
 # Two places are the **notebook's own**: `Out[]` keeps what a cell's last line shows, and a failed cell's traceback keeps
 # its frames with every local variable. In a real kernel a step makes 64 MiB and fails; then folk cures:
@@ -227,35 +241,36 @@ assert printed[-1] == "gone", "another error should push the failed step's trace
 #
 # ### validation
 #
-# "It dies in `model.eval()`." The mode changes dropout and batch norm. It does not tell autograd to stop.
+# "It dies in `model.eval()`." The mode does not tell autograd to stop, and the held-out batch has 32 rows where a
+# step has 4.
 
 # %%
 cures["validation"] = patients["validation"].edited({
     "    losses.append(loss_of(model, held_out).item())":
     "    with torch.no_grad():\n        losses.append(loss_of(model, held_out).item())"})
 treat("validation")
-pair = {"before": before["validation"].run, "with no_grad": after["validation"].run}
-show(draw_over_time(pair, "activations", title="Three steps, then a validation"),
-     alt="Left: three low hills, then a climb eight times as high. Right: the same hills, then next to nothing.")
+pair = {"before": before["validation"], "with no_grad": after["validation"]}
+show(draw_alive(pair, title="Three steps, then a validation of a larger batch", after_last="validation"),
+     alt="Left: three low hills, then a climb far over the budget. Right: the same hills, then next to nothing.")
 
 # %% [markdown]
 # ### large_vocabulary
 #
-# "I checkpointed every block." Here that saves next to nothing. These are the blocks alive at the peak:
+# Checkpointing every layer saves next to nothing. This is alive at the peak:
 
 # %%
 timeline = before["large_vocabulary"].run.timeline
 now = [a for a in timeline.allocations if a.born_ns <= timeline.peak_ns and (a.died_ns is None or a.died_ns > timeline.peak_ns)]
 four = sorted(sorted(now, key=lambda a: -a.bytes)[:4], key=lambda a: a.born_ns)
-names = ("logits", "their log-softmax", "gradient of the log-softmax", "gradient of the logits")
-blocks = {f"{name}\n(born in {a.born_in})": a.bytes for name, a in zip(names, four, strict=True)}
-blocks["all else"] = timeline.peak_bytes - sum(blocks.values())
-show(draw_blocks(blocks, title="The peak of large_vocabulary"), alt="Five bars: four of 35.16 MiB each, and all else, shorter.")
+parts = {f"{number}. {a.category}, from {a.born_in}": a.bytes for number, a in enumerate(four, 1)}
+parts["all else"] = timeline.peak_bytes - sum(parts.values())
+show(draw_peak(parts, patients["large_vocabulary"].limit_bytes, title="The peak of large_vocabulary"),
+     alt="One bar in five parts: four of 35.16 MiB each, which alone are over the budget, and all else.")
 print("logits of one batch:", format_bytes(8 * 48 * 24_000 * 4), "(predicted)")
 
 # %% [markdown]
-# **Read it.** Four tensors of the logits' size, and no block of the model owns them. The cure of lesson 05: compute the
-# logits for a few tokens at a time, and again in backward.
+# **Read it.** Four tensors of the logits' size: the logits, their log-softmax, and the gradients of both. The cure
+# of lesson 05: compute the logits for a few tokens at a time, and again in backward.
 
 # %%
 def in_chunks(model, tokens, parts, chunks=8):
@@ -282,33 +297,55 @@ treat("large_vocabulary")
 # %% [markdown]
 # ### optimizer_doubles
 #
-# "Forward and backward pass. The very first `optimizer.step()` kills it." Adam makes its two moments in that call, and
-# `foreach=True`, PyTorch's own choice on a GPU, holds a temporary as large as all parameters besides.
+# Adam makes its two moments in the very first `optimizer.step()`, and `foreach=True`, PyTorch's own choice on a GPU, holds
+# a temporary as large as all parameters besides.
 
 # %%
 figure = draw_timeline(before["optimizer_doubles"].run, title="optimizer_doubles: three steps")
 figure.axes[0].set_xlabel("time in the metered run (ms)")
+figure.axes[0].texts[-1].set_ha("right")  # the peak's words, off the second step
 show(figure, alt="Timeline: memory more than doubles in the first optimizer step; each later one shows the same tooth.")
 cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True": "fused=True"})
 treat("optimizer_doubles")
 
 # %% [markdown]
-# **Read it.** The moments (purple) come in the first step and stay: from the second on, activations lie on top, and a
-# later step may peak higher. The temporary (grey) is `foreach`'s, in every step; a fused kernel does without.
+# **Read it.** The moments (purple) come in the first step and stay: later activations lie on top of them. The temporary (grey)
+# is `foreach`'s, in every step; a fused kernel does without.
 #
-# ### resolution
+# ### long_batch
 #
-# A U-Net that was trained at 128 x 128 gets 256 x 256, in a batch of one. Activations grow with the pixels.
+# "With another seed it dies at another step." Texts of like length share a batch. On the right the longest batch is
+# *rehearsed* after the first step, when the optimizer's state is there:
 
 # %%
-resolution = patients["resolution"]
-activations = [found.run.breakdown["activations"] for found in (before["resolution"], examine(resolution.edited({"SIDE = 256": "SIDE = 128"})))]
-print(f"twice the side, four times the pixels, {activations[0] / activations[1]:.2f} times the activations at the peak (measured)")
-change = {"return model, torch": "return checkpoint_blocks(model), torch"}
-cures["resolution"] = resolution.edited(change, checkpoint_blocks=checkpoint_blocks)
-treat("resolution")
+def rehearse(model, rows=8, length=512):
+    """Forward and backward of the longest batch; no optimizer step, so nothing is learned."""
+    tokens = torch.zeros(rows, length + 1, dtype=torch.long)
+    logits = model(tokens[:, :-1]).flatten(0, 1)
+    F.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
+    model.zero_grad()
+
+
+late = patients["long_batch"]
+early = examine(late.edited({"        optimizer.step()\n": "        optimizer.step()\n        if len(losses) == 1:\n            rehearse(model)\n"},
+                            rehearse=rehearse))
+assert early.same_losses(before["long_batch"]), "a rehearsal should change no loss"
+lengths = [str(length) for length in LENGTHS]
+runs = {"as it came": before["long_batch"], "rehearsed after step 1": early}
+show(draw_steps({name: by_step(found) for name, found in runs.items()},
+                {"as it came": lengths, "rehearsed after step 1": [lengths[0], f"512,\n{lengths[1]}", *lengths[2:]]},
+                limit_bytes=late.limit_bytes, title="long_batch: each step's peak follows its texts"),
+     alt="Left: low bars, and one at 512 tokens over the budget; the reserved line jumps there. Right: the second bar is as high.")
+
+# %%
+cures["long_batch"] = late.edited({"batch.chunk(parts)": "batch.chunk(max(parts, -(-batch.numel() // 1024)))"})
+treat("long_batch")
 
 # %% [markdown]
+# **Read it.** Nothing leaks: what is reserved follows the longest batch *so far*. Log each batch's shape beside its peak. A
+# rehearsal ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing here; it tells in the first minute. The cure caps the *tokens* of a micro-batch, here at about 1,024. Each part's loss is a sum over the whole
+# batch's number of targets, so parts of any size add up to the same.
+#
 # ## 4. Alive is not reserved: fragmentation
 #
 # PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks
@@ -316,16 +353,15 @@ treat("resolution")
 # (reserved, and the context). A simulated caching allocator serves the patient's requests:
 
 # %%
-display(script("fragmentation", "    for _ in range(STEPS):", "    return"))
+display(script(patients["fragmentation"], "    for _ in range(STEPS):", "    return"))
 fragmented = before["fragmentation"]
 print(fragmented.replayed().summary())
-death = death_of(fragmented)
 print(f"\non a GPU of {format_bytes(fragmented.patient.limit_bytes)} it dies after {death.steps_done} steps, asking for",
       f"{format_bytes(death.asked_bytes)}; the largest of {len(death.holes)} holes has {format_bytes(death.holes[0])}")
 
 # %% [markdown]
 # *Non-releasable* bytes are free, in a segment where something else lives. The cure makes room for all features *before*
-# the loop. (The meter counts features as *logits and loss*, what a forward returns, and the room as *inputs*.)
+# the loop.
 
 # %%
 cures["fragmentation"] = patients["fragmentation"].edited({
@@ -341,62 +377,39 @@ show(draw_segments(maps, title="Reserved on a GPU of 216 MiB", asked={"before: t
 # **Read it.** On the left each step's features took half of a segment in which a large activation had just been freed. No
 # hole serves the request, and no segment is wholly free, so `empty_cache()` gives nothing back.
 #
-# With `PYTORCH_ALLOC_CONF=expandable_segments:True` one segment grows by pages, and holes side by side join:
+# With `PYTORCH_ALLOC_CONF=expandable_segments:True` one segment grows by pages. A model of it (`one_segment.py`), and the
+# edit on a real card:
 
 # %%
-def one_segment(timeline, page_bytes=20 * MIB):
-    """Bytes that one growing segment takes for a run's requests, each served by the smallest hole that holds it."""
-    existing, events = requests(timeline)
-    holes, taken, end_bytes = [(0, 2**60)], {}, 0
-    for name, size in [*existing, *((name, size) for _, name, size in events)]:
-        if size > 0:
-            size = -(-size // 512) * 512
-            start, room = min((hole for hole in holes if hole[1] >= size), key=lambda hole: hole[1])
-            holes.remove((start, room))
-            holes += [(start + size, room - size)] if room > size else []
-            taken[name], end_bytes = (start, size), max(end_bytes, start + size)
-        else:
-            start, size = taken.pop(name)
-            for hole in [h for h in holes if sum(h) == start or h[0] == start + size]:
-                holes.remove(hole)
-                start, size = min(start, hole[0]), size + hole[1]
-            holes.append((start, size))
-    return -(-end_bytes // page_bytes) * page_bytes
-
-
 arms = {"as it came": (fragmented.bytes, fragmented.run), "room made before the loop": (cured.bytes, cured.run),
-        "expandable segment": (one_segment(fragmented.run.timeline), fragmented.run)}
+        "expandable segment": (one_segment_bytes(fragmented.run.timeline), fragmented.run)}
 for name, (size, run) in arms.items():
     print(f"{name:<28}{format_bytes(size):>12} (simulated); alive at the peak {format_bytes(run.peak_bytes)}")
 recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_peak_bytes", "replayed_reserved_peak_bytes"])
 
 # %% [markdown]
-# **Read it.** The switch brings as much as the edit. Set it before CUDA starts (its older name:
-# `PYTORCH_CUDA_ALLOC_CONF`).
+# **Read it.** In this model the switch needs no edit (the card was not recorded with it). Set it before CUDA starts.
 #
-# Given the H200's own requests, the replay reserves what the card did. Those are larger (cuBLAS keeps a
-# workspace, among others), so this budget says nothing of that card. The slack there falls from 118 to 48 MiB with the cure.
+# The edit holds ten rooms where nine features were alive: its peak is higher, and still less is reserved. Given the H200's
+# own requests, the replay reserves what the card did.
 #
 # ### No CUDA error at all: the host
 #
 # | the log says | what is full |
 # |---|---|
 # | `DataLoader worker is killed by signal: Bus error` ([5040](https://github.com/pytorch/pytorch/issues/5040)) | `/dev/shm`, by waiting batches; in Docker 64 MB without `--shm-size` |
-# | nothing, exit code 137 (SIGKILL) | RAM or the container's limit. Often it *grows*: workers copy the pages of a Python list ([13246](https://github.com/pytorch/pytorch/issues/13246)) |
+# | nothing, exit code 137 (by torchrun -9); of a worker: `killed by signal: Killed` | RAM or the container's limit. Often it *grows*: workers copy the pages of a Python list ([13246](https://github.com/pytorch/pytorch/issues/13246)) |
 #
-# First row: each worker prepares `prefetch_factor` batches ahead, in shared memory.
+# First row: each worker prepares `prefetch_factor` batches ahead, in shared memory. Here a batch has 6 MiB:
 
 # %%
-loaders = {"4 workers, 8 ahead, fp32": (4, 8, "float32"), "4 workers, 8 ahead, bytes": (4, 8, "uint8")}
-for name, settings in loaders.items():
-    found = run_loader(*settings)
-    print(f"{name:<28}{found}   mean of all images {found.mean}")
+found = run_loader(workers=4, prefetch=8, dtype="float32")
+print(f"4 workers, 8 ahead, batches of {format_bytes(batch_bytes('float32'))}: {found}")
+print(f"the same images as stored bytes: {format_bytes(4 * 8 * batch_bytes('uint8'))} (predicted)")
 
 # %% [markdown]
-# **Read it.** `workers x prefetch_factor x bytes of a batch`, and the batch in the loop. It stays: full at once, no leak. Images
-# as stored bytes take a quarter.
-#
-# **Question.** 6 workers, `prefetch_factor=8`, 10,000 batches an epoch. How many batches can wait in shared memory?
+# **Question.** 6 workers, `prefetch_factor=8`, 10,000 batches an epoch. How many batches can
+# wait in shared memory, beside the one in the loop?
 
 # %%
 waiting_batches = ...
@@ -407,30 +420,31 @@ check("10.waiting_batches", waiting_batches)
 #
 # **A snapshot** holds each block with its Python stack; On Monday records one. Here a metered run writes the format, with
 # category and module in place of the stack. Drop it onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz), or ask
-# who holds what is alive:
+# who *made* what is alive:
 
 # %%
-def holders(snapshot, most=3):
-    """The places in your code that made the blocks still alive, the largest sum first."""
-    held = Counter()
+def made_by(snapshot, most=3):
+    """The places outside of PyTorch that made the blocks still alive, the largest sum first."""
+    made = Counter()
     for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
         if block["state"] == "active_allocated" and (frames := block["frames"]):
-            own = next((f for f in frames if "site-packages" not in f["filename"]), frames[0])
-            held[f"{own['filename']}:{own['line']} {own['name']}"] += block["size"]
-    return held.most_common(most)
+            place = next((f for f in frames if "/torch/" not in f["filename"]), frames[0])
+            made[f"{place['filename']}:{place['line']} {place['name']}"] += block["size"]
+    return made.most_common(most)
 
 
+files = here.root / "build" / "clinic"  # git ignores this folder
 for name in ("kept_graph", "fragmentation"):
     page = write_snapshot_page(files / f"{name}.html", path := write_snapshot(files / f"{name}.pickle", before[name].replayed()))
     print(f"{name}, after its last step ({page.relative_to(here.root)} opens in a browser)")
-    for where, size in holders(read_snapshot(path)):
+    for where, size in made_by(read_snapshot(path)):
         print(f"   {format_bytes(size):>12}  {where}")
-show(here.root / "docs" / "memory_viz.png", alt="PyTorch's memory viewer with the snapshot of fragmentation: a staircase of yellow bands.")
+show(here.root / "docs" / "memory_viz.png",
+     alt="Allocator State History of PyTorch's viewer: segments of fragmentation, each with one block and a hole beside it.")
 
 # %% [markdown]
-# **Read it.** 32 MiB, all made by `head`: the logits that `total_size` keeps. In the viewer (here `fragmentation`) a band is
-# a block. One that never ends is kept: the yellow stairs are the features (*parameters*, a hairline, has the same yellow).
-# Click a band for its stack.
+# **Read it.** 32 MiB, all made by `head`: the logits that `total_size` keeps. A real snapshot has `file.py:line function` there.
+# The picture is the viewer's *Allocator State History*: a row is a segment, white in it a hole.
 #
 # **The profiler** knows operations, and with `profile_memory=True` the bytes each of them took and gave back.
 
@@ -445,107 +459,68 @@ page = write_trace_page(files / "large_vocabulary_trace.html", trace)
 print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
 
 # %% [markdown]
-# **Read it.** The last three operations take one tensor of the logits' size in each call. On a GPU sort by
-# `self_device_memory_usage`. `ui.perfetto.dev` opens the file; TensorBoard's plugin is deprecated.
+# **Read it.** The last three operations take one tensor of the logits' size in each call.
 #
 # **Nsight Systems** shows the *driver's* calls: `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`.
-# `cudaMalloc` belongs in the first steps. `cudaFree` in later ones, the kernels idle around it, says that the allocator ran
-# dry (or somebody called `empty_cache()`): a *slow* step before the error. `num_alloc_retries` counts those.
+# `cudaFree` in later steps says that the allocator ran dry: a *slow* step before the error, which `num_alloc_retries` counts.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
 # | `nvidia-smi` | the whole card, every process, the context | what is free in PyTorch's cache; which tensor |
 # | `memory_summary()` | allocated, reserved, their peaks | which tensor, which line |
 # | snapshot | blocks, stacks, segments, over time | NCCL, the context; stacks of what was there before |
-# | `torch.profiler` | operations, their bytes and time | who *holds* a tensor; hours of training |
-# | Nsight Systems | driver calls, kernels, copies, all libraries | tensors; categories |
+# | `torch.profiler` | operations, their bytes and time | hours of training |
+# | Nsight Systems | driver calls, kernels, all libraries | tensors |
 #
-# None names who holds a tensor. `gc.get_referrers(tensor)` names a list, a dict or a traceback's frame, and nothing for what autograd saved.
+# None names who *holds* a tensor. `gc.get_referrers(tensor)` names a list, a dict or a traceback's frame, and nothing for what autograd saved.
 
 # %% [markdown]
 # ## 6. In which order?
 #
-# And if you skip the questions? General cures for one card, as wrappers around any patient (`cures.py`): bf16
-# autocast; half a batch at a time; each block again in backward; Adafactor; saved tensors on the host until backward.
+# Two general cures, without a question: each batch in eight parts (a batch of four rows in four), and each layer computed again in
+# backward (`cures.py`). Both compute what the script computes, up to rounding.
 
 # %%
-general = {
-    "precision": general_cures.under_bf16,
-    "accumulation": general_cures.accumulated,
-    "checkpointing": general_cures.checkpointed,
-    "smaller optimizer": general_cures.smaller_optimizer,
-    "offload": general_cures.offloaded,
-}
-plain = general_cures.flops(patients["kept_graph"])
-times = {cure: general_cures.flops(general[cure](patients["kept_graph"])) / plain for cure in ("accumulation", "checkpointing")}
-for cure, factor in times.items():
-    print(f"kept_graph with {cure}: {factor:.2f} times the operations of the run without (counted)")
-assert times["accumulation"] == 1 < times["checkpointing"], "two halves are the whole; a recomputed forward comes on top"
-
-# %% [markdown]
-# **Read it.** Accumulation costs time where half a batch leaves the card idle. Checkpointing looks cheap because this head is
-# not recomputed: a large model's blocks pay forward 1, backward 2, forward 1, so 4/3 = 1.33 (predicted). Offload pays in
-# PCIe time ([lesson 07](07_offload.ipynb)).
-
-# %%
-def entry(name, found):
-    """What a cure saved, + or - of the sick run's bytes, and whether the losses stayed."""
-    saved = (before[name].bytes - found.bytes) / before[name].bytes
-    mark = "fits" if found.fits else "over"
-    same = "" if found.same_losses(before[name]) else ", other losses"
-    return f"{mark}: {saved:+.0%}{same}"
+def outcome(name, found):
+    """The share of the bytes that a cure saves, whether its budget holds, and whether all losses stay."""
+    share = (before[name].bytes - found.bytes) / before[name].bytes
+    return share, found.fits, found.same_losses(before[name])
 
 
-def try_out(*cures):
-    for cure in cures:
-        for name, patient in patients.items():
-            tried[cure, name] = examine(general[cure](patient))  # what lies on the host is not counted, as on a GPU
-            table[name][cure] = entry(name, tried[cure, name])
-
-
-tried, table = {}, {name: {"its own cure": entry(name, after[name])} for name in patients}
-try_out("precision", "accumulation")
+general = {"eight parts": general_cures.accumulated, "checkpointing": general_cures.checkpointed}
+tried = {"its own cure": {name: outcome(name, after[name]) for name in patients}}
+tried |= {cure: {name: outcome(name, examine(apply(patients[name]))) for name in patients} for cure, apply in general.items()}
+table = {cure: {name: f"{share:+.0%}, {'fits' if fits else 'over'}" for name, (share, fits, _) in row.items()} for cure, row in tried.items()}
+display(pd.DataFrame(table).rename_axis("saved bytes"))
+apart = [f"{name} with {cure}" for cure, row in tried.items() for name, (_, _, same) in row.items() if not same]
+print(f"losses over {LOSS_TOLERANCE:.0e} apart:", ", ".join(apart) or "none")
+counts = {least: {cure: sum(share > least for share, _, _ in row.values()) for cure, row in tried.items()} for least in (0.05, 0.1, 0.2)}
+for least, count in counts.items():
+    print(f"saved more than {least:.0%}:", ", ".join(f"{cure} {number} of 7" for cure, number in count.items()))
+print("fit:", ", ".join(f"{cure} {sum(fits for _, fits, _ in row.values())} of 7" for cure, row in tried.items()))
+print(f"your bet: {my_bet}; counted: {counts[0.1]['eight parts']}")
+assert counts[0.1]["its own cure"] == 7 > counts[0.1]["eight parts"], "no general cure should help all seven"
 
 # %%
-try_out("checkpointing", "smaller optimizer", "offload")
-display(pd.DataFrame(table).T)
-fits = {cure: sum(row[cure].startswith("fits") for row in table.values()) for cure in ("its own cure", *general)}
-same = {cure: sum(row[cure].startswith("fits") and "other" not in row[cure] for row in table.values()) for cure in fits}
-for cure in fits:
-    print(f"{cure:<20} brings {fits[cure]} of 7 under their budget, {same[cure]} of them with the same losses")
-print(f"your bet on accumulation, in two parts: {my_bet}; counted: {fits['accumulation']}")
-assert fits["its own cure"] == same["its own cure"] == 7, "each patient has a cure that changes no loss"
-assert max(same[cure] for cure in general) < 7, "no general cure should heal the whole ward"
-
-# %% [markdown]
-# **Read it.** Percentages are saved bytes. A minus is a patient made worse: autocast adds bf16 copies of the weights,
-# recomputation asks in another order, and the hook of `forgotten_reference` runs again there and keeps a graph that no
-# backward visits. Precision and offload only *postpone* the leaks.
-#
-# Does the count hang on the budgets? A quarter lower and higher, and eight parts:
-
-# %%
-eighths = {name: examine(general_cures.accumulated(patient, 8)).bytes for name, patient in patients.items()}
-bytes_in = {1: {n: before[n].bytes for n in patients}, 2: {n: tried["accumulation", n].bytes for n in patients}, 8: eighths}
-display(pd.DataFrame({f"in {parts} (MiB)": sizes for parts, sizes in bytes_in.items()}).div(MIB).round(1))
-for factor in (0.75, 1, 1.25):
-    limit = {name: factor * patient.limit_bytes for name, patient in patients.items()}
-    ill = [name for name in patients if bytes_in[1][name] > limit[name]]
-    counts = [sum(bytes_in[parts][name] <= limit[name] for name in ill) for parts in (2, 8)]
-    print(f"budgets x {factor:<4}: {len(ill)} sick, two parts bring {counts[0]} of them under it, eight parts {counts[1]}")
+bars = {name: PatientBytes(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
+show(draw_ward(bars, title="Seven patients and their own cures", evidence=[Evidence.MEASURED, Evidence.SIMULATED]),
+     alt="Two bars a patient: the first beyond the line of its budget, the second, after its own cure, short of it.")
 for name in patients:
-    score("10", name, peak_bytes=after[name].bytes, evidence=kinds[name == "fragmentation"])
+    score("10", name, peak_bytes=after[name].bytes, evidence=Evidence.SIMULATED if patients[name].fragments else Evidence.MEASURED)
 
 # %% [markdown]
-# **Read it.** The counts move with the budgets, the rows do not: a smaller batch shrinks `large_vocabulary` and postpones two
-# leaks. A validation, an optimizer's state, a batch of one and kept features it cannot shrink, in any number of parts.
+# **Read it.** A smaller batch shrinks the logits and the long batch, which it helps even more than its own cure does. Two leaks
+# it postpones: more steps fill the budget again. A validation's own batch, an optimizer's state and kept features it
+# leaves alone. A minus is a patient made worse. In
+# recomputation the hook of `forgotten_reference` runs again, and keeps a graph that no backward visits; in `fragmentation` what
+# is recomputed stands beside what is kept anyway.
 
 # %% [markdown]
 # ## Recap
 #
 # - Ask in this order: a. in pieces? b. outside of PyTorch? c. growing between steps? d. which moment is too large?
-# - Precision (02), accumulation and checkpointing (05) shrink activations; a smaller optimizer (06) and more cards (09) states;
-#   offload (07) either.
+# - Then the general cures: precision (02), accumulation and checkpointing (05) shrink activations; a smaller optimizer (06)
+#   and more cards (09) states; offload (07) either.
 #
 # **Test yourself.** A job runs out of memory after two hours: what do you do, in which order? `nvidia-smi` showed 79 of 80 GB
 # since the first minute: is it a leak?
@@ -553,8 +528,8 @@ for name in patients:
 # <details><summary>Answer</summary>
 #
 # `nvidia-smi` shows what PyTorch reserved, and the cache stays at the largest step: it cannot tell. Read the error's sizes:
-# a and b. Then the log of bytes alive: a climb is c. Else the step that died was larger than all before, a long sequence or a
-# validation: d. Cure that. Only then precision, accumulation, checkpointing, a smaller optimizer, offload, more cards.
+# a and b. Then the log of bytes alive: a climb is c. Else the step that died was larger than all before, a long batch or a
+# validation: d. Cure that, and only then take the general cures.
 #
 # </details>
 #
@@ -568,7 +543,7 @@ for name in patients:
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** You have `model`, `optimizer`, `loader` and `loss_of(model, batch)`:
+# **Once, in either case:**
 #
 # ```python
 # import os
@@ -577,54 +552,76 @@ for name in patients:
 # def save(device, asked_bytes, device_bytes, free_bytes):  # at the request that fails: the cache is given back by then, no tensor yet
 #     torch.cuda.memory._dump_snapshot(f"oom_rank{os.environ.get('RANK', 0)}.pickle")
 #
+# def log(when):
+#     alive, most, stats = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
+#     idle, pieces = torch.cuda.memory_reserved() - alive, stats["inactive_split_bytes.all.current"]
+#     print(f"{when}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, {idle >> 20:,} reserved and idle, "
+#           f"{pieces >> 20:,} of it in pieces, {stats['num_alloc_retries']} retries")
+#     torch.cuda.reset_peak_memory_stats()
+#
 # torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
 # torch._C._cuda_attach_out_of_memory_observer(save)
+# ```
+#
+# **Plain PyTorch.** You have `model`, `optimizer`, `loader` and `loss_of(model, batch)`:
+#
+# ```python
 # for step, batch in enumerate(loader):
-#     optimizer.zero_grad()
 #     loss_of(model, batch).backward()
 #     optimizer.step()
-#     alive, most, stats = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
-#     print(f"step {step}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, "
-#           f"{stats['inactive_split_bytes.all.current'] >> 20:,} in pieces, {stats['num_alloc_retries']} retries")
-#     torch.cuda.reset_peak_memory_stats()
+#     optimizer.zero_grad()
+#     log(f"step {step}, batch {tuple(batch.shape)}")
+#     if step == 3:  # beside the states only the batch and what is kept are alive
+#         torch.cuda.memory._dump_snapshot("kept.pickle")
 # torch.cuda.memory._record_memory_history(enabled=None)  # stop: each allocation costs a stack trace
 # ```
 #
 # **transformers.** Around your `trainer`:
 #
 # ```python
-# import os
-# import torch
+# import math
 # from transformers import TrainerCallback
 #
-# class AliveAfterStep(TrainerCallback):
+# class LogMemory(TrainerCallback):
 #     def on_step_end(self, args, state, control, **kwargs):
-#         alive, most, stats = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
-#         print(f"step {state.global_step}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, "
-#               f"{stats['inactive_split_bytes.all.current'] >> 20:,} in pieces, {stats['num_alloc_retries']} retries")
-#         torch.cuda.reset_peak_memory_stats()
+#         log(f"step {state.global_step}, batches {shapes}")
+#         shapes.clear()
+#         if state.global_step == 3:
+#             torch.cuda.memory._dump_snapshot("kept.pickle")
 #
-#     on_evaluate = on_step_end  # a validation's peak has a line of its own
+#     def on_evaluate(self, args, state, control, **kwargs):  # a validation's peak has a line of its own
+#         log(f"validation after step {state.global_step}, largest batch {max(shapes, key=math.prod)}")
+#         shapes.clear()
 #
-# def save(device, asked_bytes, device_bytes, free_bytes):
-#     torch.cuda.memory._dump_snapshot(f"oom_rank{os.environ.get('RANK', 0)}.pickle")
-#
-# trainer.add_callback(AliveAfterStep())
-# torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
-# torch._C._cuda_attach_out_of_memory_observer(save)
+# shapes = []
+# trainer.model.register_forward_pre_hook(
+#     lambda model, given, named: shapes.append(tuple(next(iter(named.values())).shape)), with_kwargs=True)
+# trainer.add_callback(LogMemory())
 # trainer.train()
+# torch.cuda.memory._record_memory_history(enabled=None)
+# ```
+#
+# **Who made what is alive**, with `made_by` of section 5:
+#
+# ```python
+# import pickle
+# from collections import Counter  # for made_by
+#
+# with open("kept.pickle", "rb") as file:
+#     print(*made_by(pickle.load(file), most=10), sep="\n")
 # ```
 #
 # | what you see | cure |
 # |---|---|
-# | a. *in pieces*, *retries* rise | `PYTORCH_ALLOC_CONF=expandable_segments:True` |
-# | b. outside | end the other process; `torch.cuda.set_device(local_rank)` |
-# | c. *alive* trends upwards | `holders` of the snapshot names the line |
+# | a. *in pieces* is large, *retries* rise | `PYTORCH_ALLOC_CONF=expandable_segments:True` (in older PyTorch `PYTORCH_CUDA_ALLOC_CONF`) |
+# | b1. this process, else | the library's own limit; fewer process groups (NCCL) |
+# | b2. other processes | end them; `torch.cuda.set_device(local_rank)` |
+# | c. *alive* trends upwards | `made_by` names the maker; search what keeps it |
+# | d. the peak's batch is the longest | cap its tokens; `train_sampling_strategy="group_by_length"` (transformers 4: `group_by_length=True`) shows the longest first |
 # | d. logits | `use_liger_kernel=True`, `LigerFusedLinearCrossEntropyLoss` |
 # | d. optimizer step | a fused optimizer (Trainer's AdamW is, from PyTorch 2.8 on) |
 # | d. evaluation | `preprocess_logits_for_metrics`: for `compute_metrics` Trainer gathers all logits |
 # | d. activations | `gradient_checkpointing=True` |
 #
-# With several ranks read the snapshot of the one that died.
-#
-# *Does your own model fit, and what would make it fit? [Ask here](../00a_your_model.ipynb).*
+# With several ranks one dies first, and torchrun ends the others: read that one's snapshot. Each cure for your own model, with
+# what it saves on your card: [this page](../00a_your_model.ipynb).

@@ -13,8 +13,22 @@ class Message(NamedTuple):
     source: str
     text: str
 
+    @property
+    def url(self) -> str:
+        """Where it can be read."""
+        repository, _, number = self.source.split()
+        return f"https://github.com/{repository}/issues/{number}"
+
 
 PUBLISHED = (
+    Message(
+        "chatdoc-com/OCRFlux issue 42",
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 39.39 GiB of "
+        "which 9.25 MiB is free. Process 25454 has 3.86 GiB memory in use. Process 104554 has 4.29 "
+        "GiB memory in use. Process 30427 has 31.20 GiB memory in use. Of the allocated memory 30.21 "
+        "GiB is allocated by PyTorch, with 26.00 MiB allocated in private pools (e.g., CUDA Graphs), "
+        "and 217.48 MiB is reserved by PyTorch but unallocated.",
+    ),
     Message(
         "kerrj/lerf issue 73",
         "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacty of 23.65 GiB of "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import pickle
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -21,39 +23,84 @@ from utils.ranks import run_ranks
 
 STEPS, DIES_IN = 8, 5
 ATTACH = "_cuda_attach_out_of_memory_observer"
-_STATS = {"inactive_split_bytes.all.current": 0, "num_alloc_retries": 0}
+_STATS = {"num_alloc_retries": 0, "inactive_split_bytes.all.current": 0}
 _OBSERVERS: list[Callable[[int, int, int, int], None]] = []
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
 def block_1(text: str) -> None:
-    """A leak is printed as bytes that grow, a healthy run as a level; the dump comes before death."""
-    _judge(lambda loss_of: _by_hand(text, loss_of))
+    """It makes `save` and `log`, and attaches the first where the allocator fails."""
+    with _counted_on_the_cpu(), contextlib.redirect_stdout(io.StringIO()) as seen:
+        names = run_block(text)
+        assert [names["save"]] == _OBSERVERS, "what is called at the request that fails"
+        names["log"]("here")
+    assert re.fullmatch(
+        r"here: [\d,]+ MiB alive, .* reserved and idle, 0 of it in pieces, 0 retries\n",
+        seen.getvalue(),
+    )
 
 
 def block_2(text: str) -> None:
+    """A leak is printed as bytes that grow, a healthy run as a level; the dump comes before death."""
+    shapes = [(512, 64)] * STEPS
+    _judge(lambda loss_of: _by_hand(text, loss_of), shapes, ["kept.pickle", "oom_rank0.pickle"])
+
+
+def block_3(text: str) -> None:
     """The same around a Trainer, in a process of its own: Trainer loads DeepSpeed where it is."""
     run_ranks(_judge_trainer, 1, text)
 
 
+def block_4(text: str) -> None:
+    """It prints who made what a snapshot holds."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("kept.pickle").write_bytes(pickle.dumps({"segments": [1]}))
+        with contextlib.redirect_stdout(io.StringIO()) as seen:
+            run_block(text, made_by=lambda snapshot, most: [("train.py:7 loss_of", most)])
+    assert seen.getvalue() == "('train.py:7 loss_of', 10)\n"
+
+
 def _judge_trainer(text: str) -> None:
-    _judge(lambda loss_of: _by_trainer(text, loss_of))
+    shapes = [[(512, 64)]] * STEPS
+    dumped = ["kept.pickle", "oom_rank0.pickle"]
+    _judge(lambda loss_of: _by_trainer(text, loss_of), shapes, dumped)
+    seen = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        _counted_on_the_cpu(),
+        contextlib.redirect_stdout(seen),
+    ):
+        _by_trainer(text, _loss_of, validate=True)
+    told = re.findall(
+        r"^validation after step \d+, largest batch \((\d+), 64\)", seen.getvalue(), re.M
+    )
+    assert told == ["256"], f"a validation has a line of its own, with its batch: {told}"
 
 
-def _judge(run: Callable[[Loss], None]) -> None:
-    healthy, _ = _printed(run, _loss_of)
-    leaking, _ = _printed(run, _leaking())
+def _once() -> str:
+    """The page's first block, which the others build on."""
+    page = (Path(__file__).parent / "lesson.py").read_text(encoding="utf-8")
+    last = page.rpartition("## On Monday")[2].replace("\n# ", "\n").replace("\n#\n", "\n\n")
+    return last.partition("```python\n")[2].partition("```")[0]
+
+
+def _judge(run: Callable[[Loss], None], shapes: list[Any], left: list[str]) -> None:
+    healthy, _, seen = _printed(run, _loss_of)
+    leaking, _, _ = _printed(run, _leaking())
     assert len(healthy) == len(leaking) == STEPS, f"{len(healthy)} lines for {STEPS} steps"
     assert max(healthy[1:]) <= healthy[1] + 1, f"a healthy run seems to grow: {healthy} MiB"
     assert all(later > sooner for sooner, later in pairwise(leaking)), f"no leak: {leaking} MiB"
-    died, dumped = _printed(run, _dying(), dies=True)
-    assert len(died) == DIES_IN and dumped == ["oom_rank0.pickle"], f"{len(died)}, {dumped} dumped"
+    told = re.findall(r"^step \d+, batch(?:es)? (.*?): [\d,]+ MiB", seen, re.MULTILINE)
+    assert told == [str(shape) for shape in shapes], f"the shapes of batches: {told}"
+    died, dumped, _ = _printed(run, _dying(), dies=True)
+    assert len(died) == DIES_IN and dumped == left, f"{len(died)}, {dumped} dumped"
 
 
 def _printed(
     run: Callable[[Loss], None], loss_of: Loss, *, dies: bool = False
-) -> tuple[list[int], list[str]]:
-    """MiB alive after each step, and what lies in the folder after the run."""
+) -> tuple[list[int], list[str], str]:
+    """MiB alive after each step, what lies in the folder after the run, and all that was printed."""
     seen = io.StringIO()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -66,10 +113,9 @@ def _printed(
             assert not dies, "an out-of-memory error did not come through"
         except torch.OutOfMemoryError:
             assert dies, "an out-of-memory error came from nowhere"
-        left = [entry.name for entry in Path(folder).glob("*.pickle")]
-    return [
-        int(size.replace(",", "")) for size in re.findall(r": ([\d,]+) MiB alive", seen.getvalue())
-    ], left
+        left = sorted(entry.name for entry in Path(folder).glob("*.pickle"))
+    alive = re.findall(r"^step .*: ([\d,]+) MiB alive", seen.getvalue(), re.MULTILINE)
+    return [int(size.replace(",", "")) for size in alive], left, seen.getvalue()
 
 
 @contextlib.contextmanager
@@ -134,23 +180,29 @@ def _layer() -> nn.Linear:
 def _by_hand(text: str, loss_of: Loss) -> None:
     model, loader = _layer(), [torch.ones(512, 64) for _ in range(STEPS)]
     optimizer = torch.optim.AdamW(model.parameters())
-    run_block(text, model=model, optimizer=optimizer, loader=loader, loss_of=loss_of)
+    run_block(_once() + text, model=model, optimizer=optimizer, loader=loader, loss_of=loss_of)
 
 
-def _by_trainer(text: str, loss_of: Loss) -> None:
+def _by_trainer(text: str, loss_of: Loss, *, validate: bool = False) -> None:
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
         "out",
         max_steps=STEPS,
         per_device_train_batch_size=512,
+        per_device_eval_batch_size=256,
+        eval_strategy="steps" if validate else "no",
+        eval_steps=STEPS,
         disable_tqdm=True,
         report_to="none",
         save_strategy="no",
         use_cpu=True,
     )
-    trainer = Trainer(model=_Reported(loss_of), args=arguments, train_dataset=_Rows())
-    run_block(text, trainer=trainer)
+    rows = _Rows()
+    trainer = Trainer(
+        model=_Reported(loss_of), args=arguments, train_dataset=rows, eval_dataset=rows
+    )
+    run_block(_once() + text, trainer=trainer)
 
 
 class _Reported(nn.Module):

@@ -37,7 +37,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, parts: int = 1) ->
         losses.append(0.0)
         for tokens in batch.chunk(parts):
             logits = model(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / parts
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss = loss * len(tokens) / len(batch)
             loss.backward()
             losses[-1] += loss.item()
         optimizer.step()

@@ -38,7 +38,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, parts: int = 1) ->
         optimizer.zero_grad()
         losses.append(0.0)
         for tokens in batch.chunk(parts):
-            loss = loss_of(model, tokens) / parts
+            loss = loss_of(model, tokens) * len(tokens) / len(batch)
             loss.backward()
             losses[-1] += loss.item()
         optimizer.step()

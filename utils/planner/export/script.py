@@ -207,7 +207,7 @@ def _parts(plan: Plan, model: str) -> list[str]:
     return [
         'held = chunks_of(SCHEDULE, mesh.get_local_rank("pp"), DIMS.pp, len(BLOCKS))',
         'with torch.device("meta"):',
-        f"    parts = [keep_chunk({model}, BLOCKS, chunk) for chunk in held]",
+        f"    parts = [keep_chunk({model}, BLOCKS, own) for own in held]",
     ]
 
 
@@ -233,8 +233,10 @@ def _home(plan: Plan) -> str:
 
 def _passes(plan: Plan, dtype: str) -> list[str]:
     if plan.pp == 1:
-        late = f"reduce_on_last_micro_batch(mesh, zero_stage={plan.zero_stage})"
-        return [f"passes = accumulated_passes(parts[0], MICRO_BATCH, positions, {late})"]
+        return [
+            f"reduces = reduce_on_last_micro_batch(mesh, zero_stage={plan.zero_stage})",
+            "passes = accumulated_passes(parts[0], MICRO_BATCH, positions, reduces)",
+        ]
     length = "len(positions) // DIMS.tp" if plan.sequence_parallel else "len(positions)"
     return [
         f"shape = (MICRO_BATCH, {length}, CONFIG.hidden)",

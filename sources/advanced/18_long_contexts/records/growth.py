@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
+from utils.memory.measurement import Measurement
+
 from ..at_size import of_one_rank
 from ..ring import ring_attention
 
 MODEL = "qwen2.5-7b"
-LENGTHS = (8_192, 32_768, 131_072, 524_288, 1_048_576)
+LENGTHS = (8_192, 32_768, 131_072, 262_144, 524_288, 1_048_576)
 RANKS = 8
 VERSION = torch.__version__.partition("+")[0]
 FILE = Path(__file__).parents[1] / "growth.json"
@@ -23,14 +25,37 @@ LINES: dict[str, tuple[str, ...]] = {
     "both": TWO,
     "both, checkpoints offloaded": (*TWO, "offload"),
     "both, over a ring of 8": TWO,
+    "both, offloaded, over a ring of 8": (*TWO, "offload"),
+    "both, over a ring of 16": TWO,
 }
+DRAWN = tuple(LINES)[:6]
+_OFFLOADED, _RING = "both, checkpoints offloaded", "both, over a ring of 8"
+# The rows of the last table: from what fits at 128k to what fits at 1M.
+VERDICT = (
+    ("both", 2**17), (_OFFLOADED, 2**17), (_RING, 2**17), (_OFFLOADED, 2**18), (_RING, 2**18), (_RING, 2**19),
+    (_RING, 2**20), ("both, offloaded, over a ring of 8", 2**20), ("both, over a ring of 16", 2**20),
+)  # fmt: skip
 
 
-def peak_bytes(line: str, tokens: int) -> int:
-    """The simulated peak of one rank, of one of `LINES`, at a length of the sequence."""
-    if "ring" in line:
-        return of_one_rank(MODEL, tokens // RANKS, *LINES[line], attend=ring_attention).peak_bytes
-    return of_one_rank(MODEL, tokens, *LINES[line]).peak_bytes
+def ring_of(line: str) -> int:
+    """How many GPUs share one sequence in one of `LINES`; 1 without a ring."""
+    return int(line.rpartition("ring of ")[2]) if "ring of " in line else 1
+
+
+def simulated(line: str, tokens: int) -> Measurement:
+    """A step of one rank, of one of `LINES`, at a length of the sequence."""
+    if (ring := ring_of(line)) == 1:
+        return of_one_rank(MODEL, tokens, *LINES[line])
+    return of_one_rank(MODEL, tokens // ring, *LINES[line], attend=ring_attention, ranks=ring)
+
+
+def fits(reserved_bytes: int, room_bytes: int, above: float) -> str:
+    """Whether a step fits a GPU: with half, all and twice of a part more than it reserves, in words."""
+    with_room = [(part, (1 + part) * reserved_bytes) for part in (above / 2, above, 2 * above)]
+    return ", ".join(
+        f"+{part:.0%} {size / 2**30:.0f} {'fits' if size < room_bytes else 'no'}"
+        for part, size in with_room
+    )
 
 
 def is_the_same(found_bytes: int, kept_bytes: int) -> bool:
@@ -41,15 +66,19 @@ def is_the_same(found_bytes: int, kept_bytes: int) -> bool:
     return abs(found_bytes / kept_bytes - 1) < 0.05
 
 
-def recorded() -> dict[str, dict[int, int]]:
-    """The peaks in bytes that were kept, by line and tokens."""
-    kept = json.loads(FILE.read_text(encoding="utf-8"))["peak_bytes"]
+def recorded(kind: str = "peak_bytes") -> dict[str, dict[int, int]]:
+    """What was kept, by line and tokens: "peak_bytes", or "reserved_bytes" of the caching allocator."""
+    kept = json.loads(FILE.read_text(encoding="utf-8"))[kind]
     return {line: {int(n): size for n, size in curve.items()} for line, curve in kept.items()}
 
 
 if __name__ == "__main__":
-    peaks = {line: {str(n): peak_bytes(line, n) for n in LENGTHS} for line in LINES}
+    kinds: dict[str, dict[str, dict[str, int]]] = {"peak_bytes": {}, "reserved_bytes": {}}
+    for each in LINES:
+        found = {str(n): simulated(each, n) for n in LENGTHS}
+        for kind, curves in kinds.items():
+            curves[each] = {n: getattr(one, kind) for n, one in found.items()}
     FILE.write_text(
-        json.dumps({"model": MODEL, "torch": VERSION, "peak_bytes": peaks}, indent=1) + "\n",
+        json.dumps({"model": MODEL, "torch": VERSION, **kinds}, indent=1) + "\n",
         encoding="utf-8",
     )

@@ -1,0 +1,29 @@
+"""The patients of the lesson: six of the clinic, and one that only this lesson has."""
+
+from __future__ import annotations
+
+from utils.checked import check_public
+from utils.clinic import Patient, admit
+
+from . import long_batch
+from .long_batch import LENGTHS
+
+SCRIPTS = (
+    "kept_graph",
+    "large_vocabulary",
+    "fragmentation",
+    "optimizer_doubles",
+    "validation",
+    "forgotten_reference",
+    long_batch,
+)
+
+
+def seven() -> dict[str, Patient]:
+    """The patients by name, as they came in."""
+    return {patient.name: patient for patient in map(admit, SCRIPTS)}
+
+
+__all__ = ["LENGTHS", "seven"]
+
+check_public(globals())
