@@ -86,6 +86,7 @@ class Square:
             "as asked": asked,
             "verdict": str(self.answer),
             "with": self.how,
+            "which costs, beside time": "; ".join(cure.costs for cure in self.cures),
             "a card then holds": self.gib,
             "of": format_bytes(usable_bytes(self.card)),
             "evidence": str(self.evidence),
@@ -154,7 +155,7 @@ def decide(
 
 
 def ways(trials: Trials, asked: FitVerdict) -> Iterator[tuple[Cure, ...]]:
-    """Cures, then pairs of them, that could make room: each by predicted seconds.
+    """Cures, then pairs whose savings add up to enough, each by predicted seconds.
 
     What crosses PCIe in pages comes last, because those seconds are not predicted. The method stays,
     and so does the one card.
@@ -165,10 +166,21 @@ def ways(trials: Trials, asked: FitVerdict) -> Iterator[tuple[Cure, ...]]:
         for cure in candidates(trials.config, recipe)
         if not {"method", "cards"} & set(cure.changes)
     ]
-    pairs = [pair for pair in combinations(single, 2) if _go_together(pair)]
-    for some in ([(cure,) for cure in single], pairs):
-        likely = [cures for cures in some if _least_bytes(asked, cures) <= asked.usable_bytes]
-        yield from sorted(likely, key=lambda cures: _price(trials, asked, cures))
+    alone = [(cure,) for cure in single if _least_bytes(asked, [cure]) <= asked.usable_bytes]
+    yield from sorted(alone, key=lambda cures: _price(trials, asked, cures))
+    pairs = [pair for pair in combinations(single, 2) if _make_room(trials, asked, pair)]
+    yield from sorted(pairs, key=lambda cures: _price(trials, asked, cures))
+
+
+def _make_room(trials: Trials, asked: FitVerdict, pair: tuple[Cure, ...]) -> bool:
+    """Whether two cures go together and what each saves alone, added up, is enough."""
+    if not _go_together(pair) or _least_bytes(asked, pair) > asked.usable_bytes:
+        return False
+    needed = asked.needed_bytes
+    for cure in pair:
+        found = _tried(asked.card, trials, _recipe(asked), [cure])
+        needed -= asked.needed_bytes - found.needed_bytes if found else 0
+    return needed <= asked.usable_bytes
 
 
 def _price(trials: Trials, asked: FitVerdict, cures: tuple[Cure, ...]) -> tuple[bool, float]:

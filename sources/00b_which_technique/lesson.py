@@ -33,10 +33,15 @@ from utils.lessons.lesson_00b.decisions import decide
 # %% [markdown]
 # ## 1. The map
 #
-# The step is always the same: one text of 2,048 tokens, AdamW, 16-bit autocast, adapters of rank 16 on all linear layers. *fits* is
-# as asked, with more to spare than simulations are off by. *cure* names the cheapest change, or pair of changes, that makes room
-# on this one card: fewest predicted seconds first, pages over PCIe last. *cards* is the least power of two that holds the model
-# with every block recomputed: by FSDP2 alone, or with each matrix split over the eight of a node, too. A T4 has no bfloat16 and no flash attention, so it computes in fp16 and keeps attention's scores.
+# The step is always the same: one text of 2,048 tokens, AdamW, 16-bit autocast, adapters of rank 16 on all linear layers.
+#
+# - *fits*: as asked, with more to spare than simulations are off by.
+# - *cure*: the change that makes room on this one card for the fewest predicted seconds; if no single one does, a pair. What goes
+#   over PCIe in pages comes last, since its seconds are not predicted.
+# - *cards*: the fewest that hold the model with every block recomputed and room to spare, by FSDP2 alone or with each matrix also
+#   split over the eight cards of a node.
+#
+# A T4 has neither bfloat16 nor flash attention: it computes in fp16 and keeps attention's scores.
 
 # %%
 MODELS = ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-70B")
@@ -47,11 +52,16 @@ show(draw_decisions(squares, f"One text of {TOKENS:,} tokens: what fits, with wh
 
 # %% [markdown]
 # **Read it.** A square's GiB are what one card holds: *simulated* on one card, *predicted* by the planner's formulas on several.
-# Go down a column: the method decides more than the card. Go right along a row: a cure often does what a larger card would.
+# Down the T4's column, 7B needs 24 cards when all its weights are trained, 4 by LoRA and 1 by QLoRA. Along its row, QLoRA needs
+# recomputed blocks on 16 GB, a loss in chunks on 24, and nothing on 80. Two ways to need fewer cards are not on this map. Weights
+# may wait in host memory: [two cards of 24 GB trained 70B by QLoRA so](https://kaitchup.substack.com/p/multi-gpus-fine-tuning-for-llama)
+# (published, August 2024). And [07](intermediate/07_offload.ipynb) moves the optimizer's states there.
 #
 # ## 2. The same as a table
 #
 # *as asked* is the step without any cure on one card. Where weights alone are too much for every cure, nothing was simulated.
+# Read what a cure costs beside time: weights and moments in bf16 lose small updates, as
+# [03](beginner/03_when_numbers_break.ipynb) measures.
 
 # %%
 display(pd.DataFrame([square.row() for square in squares]).set_index(["model", "method", "card"])

@@ -48,9 +48,9 @@ def parameters_of(config: PreTrainedConfig) -> int:
 
 
 def least_cards(config: PreTrainedConfig, recipe: Recipe, card: str) -> Shared | None:
-    """The fewest of 2, 4, 8, ... cards that hold a model, every block recomputed, a text on each.
+    """The fewest cards that hold a model with room to spare, every block recomputed, a text on each.
 
-    FSDP2 alone gathers a block, and the embedding, whole. Where fewer cards are enough if each matrix is
+    Tried are 2 to 8 in one node, then whole nodes of eight. FSDP2 alone gathers a block, and the embedding, whole. Where fewer cards are enough if each matrix is
     also split over the eight of a node, whole heads to each, that is the answer. None if 256 are too few.
 
     Args:
@@ -76,9 +76,9 @@ def _least(shape: ModelShape, recipe: Recipe, card: str, tensor_ranks: int) -> S
 
 
 def _counts(first: int) -> Iterator[int]:
-    while first <= MOST_CARDS:
-        yield first
-        first *= 2
+    """Within a node each number, then whole nodes."""
+    yield from range(first, GPUS_PER_NODE)
+    yield from range(GPUS_PER_NODE, MOST_CARDS + 1, GPUS_PER_NODE)
 
 
 def _words(cards: int, tensor_ranks: int) -> str:

@@ -11,8 +11,9 @@ import pytest
 from transformers import LlamaConfig
 
 from utils.catalog import device
-from utils.fitting import Recipe, fit_model, mixed_precision, model_config
-from utils.fitting.verdict import usable_bytes
+from utils.fitting import Recipe, Trials, fit_model, mixed_precision, model_config
+from utils.fitting.seconds import predicted_seconds
+from utils.fitting.verdict import MARGIN, usable_bytes
 from utils.lessons.lesson_00b.decision_figure import draw_decisions
 from utils.lessons.lesson_00b.decisions import LEAST_BYTES, Answer, Deciding, Square, decide
 from utils.lessons.lesson_00b.several_cards import least_cards
@@ -42,25 +43,26 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_squares_say_what_fit_says(small: str) -> None:
-    tokens, card = 24_576, "RTX 4090"
+    tokens, card = 65_536, "RTX 4090"
     deciding = Deciding(tokens)
     deciding.square(small, "lora", "A100-80GB")  # simulated first on another card of the same kind
     square = deciding.square(small, "lora", card)
     recipe = Recipe(method="lora", tokens=tokens, precision=mixed_precision(card))
-    found = fit_model(small, recipe, card=card)
+    found = fit_model(small, recipe, card=card, cures=False)
     assert square.asked and square.asked.needed_bytes == found.verdict.needed_bytes
     assert square.asked.usable_bytes == found.verdict.usable_bytes == usable_bytes(card)
     assert square.asked.seconds == found.verdict.seconds
-    assert not found.verdict.fits and square.answer is Answer.CURE, "a text that needs a cure"
-    (same,) = (tried for tried in found.cures if tried.cures == square.cures)
+    assert not found.fits and square.answer is Answer.CURE, "a text that needs a cure"
+    same = Trials(small, model_config(small), card).tried(recipe, square.cures)
     assert square.needed_bytes == same.verdict.needed_bytes and same.verdict.fits
+    (trials,) = deciding.trials.values()
     cheaper = [
-        tried for tried in found.cures
-        if tried.added_seconds is not None and same.added_seconds is not None
-        and tried.added_seconds < same.added_seconds and tried.verdict.fits and not tried.verdict.is_close
-        and not {"method", "cards"} & set(tried.cures[0].changes) and "paged" not in tried.name
-    ]  # fmt: skip
-    assert cheaper == [], "no cheaper cure of fit's makes room"
+        verdict.needed_bytes
+        for tried, verdict in trials.found.items()
+        if predicted_seconds(trials.config, tried, card) < same.verdict.seconds
+    ]
+    room = usable_bytes(card) / (1 + MARGIN)
+    assert cheaper and min(cheaper) > room, "what is cheaper leaves no margin"
 
 
 def test_a_step_that_fits_is_as_asked(small: str) -> None:
