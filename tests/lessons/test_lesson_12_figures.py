@@ -48,7 +48,7 @@ def test_two_ranks_hold_a_copied_head_and_a_gather_brings_one():
     assert lefts[0] == lefts[1] < lefts[2] == lefts[3]
     assert boxes[0].get_x() + boxes[0].get_width() == pytest.approx(boxes[2].get_x())
     texts = [text.get_text() for text in draw_key_heads().axes[0].texts]
-    assert {"copies", "the head it needs", "all-gather\n(back: reduce-scatter)"} <= set(texts)
+    assert {"copies", "those of all heads", "all-gather\n(back: reduce-scatter)"} <= set(texts)
 
 
 def test_a_wide_tensor_is_cut_by_columns_and_a_matrix_by_rows():

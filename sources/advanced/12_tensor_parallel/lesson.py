@@ -22,8 +22,8 @@
 #
 # ## A bet
 #
-# Four ranks share every matrix of a GPT layer that trains with flash attention. One GPU would keep 100% of its activations
-# for backward. How many percent does each of the four keep? Section 3 measures.
+# Four ranks share every matrix of a GPT layer with dropout, whose attention keeps no scores. One GPU would keep 100% of its
+# activations for backward. How many percent does each of the four keep? Section 3 measures.
 
 # %%
 my_bet_percent = 25
@@ -53,8 +53,9 @@ RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of sec
 
 # %% [markdown]
 # Lesson 09 shared *states* among ranks that compute different data. Here ranks share the computing of the *same* data.
-# Short words: the *stream* is the residual stream, a *product* a GEMM, a *word* an entry of the vocabulary. Gaps to one
-# process are norms of a difference, as shares. More: [glossary](../00_glossary.ipynb).
+# On this page the *stream* is the residual stream, a *product* is a matrix multiplication (GEMM), a *word* is an entry of the
+# vocabulary, and a *port* is a network card (NIC) of a node. A gap to one process is the norm of the difference over the norm
+# of the right result. The [glossary](../00_glossary.ipynb) has the rest.
 
 # %%
 show(draw_feedforward(),
@@ -148,14 +149,16 @@ check("12.other_way", collectives_the_other_way)
 # columns, **whole heads at a time**, and the output matrix by rows. Again one $f$ and one $g$: a layer makes four
 # sums of the stream, two forward, two backward.
 #
-# With grouped queries there can be fewer key-value heads than ranks. Of the two ways below, `split_layers` here takes
-# **copies**: each sees a part of its gradient. Megatron-Core cuts on inside a head, and gathers keys and values in each
-# forward. DTensor's plan (section 4) has neither: its ranks must divide the *key-value* heads.
+# With grouped queries there can be fewer key-value heads than ranks. There are two ways out. `split_layers` here takes
+# **copies**: each copy sees a part of its gradient. Megatron-Core cuts on inside a head. Each forward then gathers the
+# queries, keys and values of *all* heads, and a rank keeps its own of them (`get_query_key_value_tensors`): $(t-1)/t$ of
+# $sb\,(h + 2h_{kv})$ numbers, more than a stream. DTensor's plan (section 4) has neither way: its ranks must divide the
+# *key-value* heads.
 
 # %%
 show(draw_key_heads(),
      alt="By copies, ranks 0 and 1 hold the first key-value head, 2 and 3 the second; gradients are summed in pairs. By a "
-     "gather, each holds half a head's weights, and an all-gather brings the head it needs.")
+     "gather, each holds half a head's weights; an all-gather brings all queries, keys and values, of which it keeps its own.")
 
 # %%
 def attention(layer, x, own, f, g):
@@ -176,9 +179,9 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 # %% [markdown]
 # ## 3. What a rank keeps
 #
-# A rank holds a quarter of states now, but for copied heads and norms. Of activations? This is what
-# a GPT layer with dropout keeps in 16 bits on $t$ ranks (Korthikanti and others 2022). The last term is scores of $a$
-# heads, zero with flash attention. `GPTBlock` (`sources/advanced/12_tensor_parallel/gpt.py`) is written to keep what they
+# A rank holds a quarter of the states now, except for copied heads and norms. How much does it keep of the activations? This is
+# what a GPT layer with dropout keeps in 16 bits on $t$ ranks (Korthikanti and others 2022). The last term is the scores of $a$
+# heads, which flash attention does not keep. `GPTBlock` (`sources/advanced/12_tensor_parallel/gpt.py`) is written to keep what they
 # count: the run tests how it *divides*.
 #
 # | | bytes | their equation |
@@ -191,21 +194,21 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 LAYER = {"length": 128, "batch": 2, "hidden": 128, "heads": 4}
 kept = {"one GPU": run_ranks(kept_bytes, 1, *LAYER.values(), False)[0],
         "tensor parallel": run_ranks(kept_bytes, RANKS, *LAYER.values(), False)[0]}
-bare = {way: it.total - it.scores for way, it in kept.items()}  # what flash attention would leave
+bare = {way: it.total - it.scores for way, it in kept.items()}  # nearly what flash attention would leave
 for way, it in kept.items():
     print(f"{way:<16} keeps {it.total:>9,} bytes, {it.total / kept['one GPU'].total:.0%}; "
-          f"without scores {bare[way]:>9,}, {bare[way] / bare['one GPU']:.0%} (measured)")
+          f"without scores {bare[way]:>9,}, {bare[way] / bare['one GPU']:.0%} (measured, less the scores)")
 print(f"your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** Far more than a quarter: 47% with flash attention, 40% with scores, which divide well. What
+# **Read it.** Far more than a quarter: 47% without scores, 40% with them, since they divide well. What
 # stands between the matrices, every rank keeps **whole**: inputs of two norms (4 bytes an element), masks of
 # two dropouts (2), and the inputs of query, key, value and of $A$ (4), since a column needs all of its input.
 #
 # But norms and dropout work on each token by itself. So let each rank have a part of the *sequence* there. An all-reduce is
 # a reduce-scatter followed by an all-gather: put the first after the matrices, the second before the next, and
 # a ring sends as much. Seeds do not follow by themselves: one seed on all ranks gives different tokens, or
-# heads, the same mask (lab). (Ulysses and context parallelism are others: [18](18_long_contexts.ipynb).)
+# heads, the same mask (lab).
 #
 # The column side keeps its *part* of $x$ and **gathers again** in backward. The row side is your lab.
 
@@ -238,7 +241,7 @@ print(f"gradients of a rank's part of x, and of A: {gap:.0e} from one process")
 assert gap < 1e-9, "is the gradient of x summed over the ranks, and A's made with all of x?"
 
 # %% [markdown]
-# `split_layers` (`tensor_split.py`, there too) does this to a whole model: both sides, embedding and head.
+# `split_layers` (`tensor_split.py` in the same folder) does this to a whole model: both sides, embedding and head.
 
 # %%
 kept["and sequence parallel"] = run_ranks(kept_bytes, RANKS, *LAYER.values(), True)[0]
@@ -297,7 +300,7 @@ assert gap < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum
 #
 # **DTensor** is a tensor that knows how it lies on the ranks: `Shard(1)`, `Replicate()`, or a term of a sum,
 # `Partial()`. It sends where an operation needs another layout. You write which layer is cut which way
-# (`ColwiseParallel` is `Shard(0)` of a weight):
+# (`ColwiseParallel` is `Shard(0)` of a linear layer's weight):
 
 # %%
 def plan_of_block(sequence=False, together=True):
@@ -394,8 +397,8 @@ pd.DataFrame(rows).T.fillna("")
 # gradients are added before they travel.
 #
 # With the sequence split DTensor sends what the all-reduces sent, and the norms' gradients (by hand all
-# share one call). But this plan, eager and without checkpointing, keeps the gathered inputs: of a GPT layer
-# $(4 + 30/t)\,sbh$ bytes for $34/t$. By hand we gather twice more.
+# share one call). But this plan, eager and without checkpointing, keeps the gathered inputs: $(4 + 30/t)\,sbh$ bytes of a
+# GPT layer where ours by hand keeps $34\,sbh/t$. In return ours gathers two inputs a second time, which is a quarter more bytes.
 #
 # **Question.** Llama-2-70B has $h = 8192$. How many MB ($10^6$ bytes) does one of **eight** ranks send for a layer and step of
 # one sequence of 4,096 tokens, in bf16, by the plan with four all-reduces?
@@ -407,8 +410,9 @@ check("12.mb_per_layer", mb_per_layer)
 # %% [markdown]
 # ### At real size
 #
-# Two layers of Llama-2-70B's shape on one of eight simulated ranks, 4,096 tokens, MiB at the peak. The second plan cuts the
-# *embedding* by columns:
+# Two layers of Llama-2-70B's shape on one of eight simulated ranks, 4,096 tokens, without an optimizer. The table has MiB at
+# the peak of a step that adds to the gradients of the step before, as accumulation does. The second plan cuts the *embedding*
+# by columns:
 
 # %% jupyter={"source_hidden": true}
 from utils import simulate
@@ -456,28 +460,28 @@ assert by_columns["gradients"] == by_hand["gradients"], "is the embedding's grad
 ledger.T.assign(peak=[found.peak_bytes / 2**20 for found in ranks_of_70b.values()]).round(1)
 
 # %% [markdown]
-# **Read it.** DTensor keeps 280 MiB more activations: inputs of five column sides, gathered. Of gradients
-# 437.5 MiB more: an embedding cut by words gets its gradient whole. Cut by columns, it gets a part, and sends by all-to-all.
+# **Read it.** DTensor keeps 280 MiB more activations: the gathered inputs of five column sides. It holds 437.5 MiB more
+# gradients: an embedding cut by words gets its gradient whole. Cut by columns it gets a part, and sends by all-to-all. The rest
+# of the difference is temporaries.
 #
 # ## 5. Why it stays inside a node
 #
-# A layer makes ten collectives. The next product waits for four in forward and two in
-# backward. Megatron lays four beside a product: the second gather beside the gradient of $x$,
-# the reduce-scatter beside that of the weight. Such a collective slows the product by a share of its own time
-# (`CONTENTION`, fitted), and all wait for what outlasts it. DTensor's eager plan hides none.
+# A layer makes ten collectives. For six of them, four in forward and two in backward, the next product must wait. Megatron runs
+# the other four beside a product: the second gather beside the gradient of $x$, the reduce-scatter beside that of the weight.
+# A collective beside a product slows it by a share of its own time (`CONTENTION`, fitted to published step times), and what
+# outlasts the product is waited for. DTensor's eager plan hides none.
 
 # %% jupyter={"source_hidden": true}
-from evidence.validation.tables import table
-from utils import Batch, Cluster, Plan
+from utils import Cluster
 from utils.catalog import SUSTAINED, link
 from utils.lessons.lesson_12.bloom import bloom_prequel_pairs
 from utils.lessons.lesson_12.layer_time import draw_layer_times, layer_stages
 from utils.planner.calibration import BESIDE_TRAINING, CONTENTION
-from utils.planner.step_time.block_time import block_time
 
 
-def machine(ports, gb_per_second):
-    return Cluster(gpu="A100 80GB", nodes=8, network_ports=ports, network_bytes_per_second=ports * gb_per_second * 1e9)
+def machine(ports, gb_per_second, gpus=8):
+    return Cluster(gpu="A100 80GB", nodes=8, gpus_per_node=gpus, network_ports=ports,
+                   network_bytes_per_second=ports * gb_per_second * 1e9)
 
 
 for name, kind in (("NVLink 3", "NVLink 3"), ("InfiniBand HDR", "InfiniBand")):
@@ -486,24 +490,26 @@ for name, kind in (("NVLink 3", "NVLink 3"), ("InfiniBand HDR", "InfiniBand")):
           f"(fitted) = {line * share * BESIDE_TRAINING:.0f}")
 
 # %%
-def layer_seconds(stages, contention=CONTENTION):
-    """Products of a layer, and what it waits for collectives."""
-    waits = sum(max(contention * it.sent_seconds, it.sent_seconds - it.product_seconds) for it in stages)
+def layer_seconds(stages, slower=1.0):
+    """Products of a layer, and what it waits for collectives, each of which takes `slower` times as long as predicted."""
+    sent = [slower * it.sent_seconds for it in stages]
+    waits = sum(max(CONTENTION * s, s - it.product_seconds) for s, it in zip(sent, stages, strict=True))
     return sum(it.product_seconds for it in stages), waits
 
 # %% [markdown]
-# Predicted: a layer of GPT-3 175B, one sequence of 2,048 tokens a micro-batch, forward and backward. The last columns halve
-# and double `CONTENTION`:
+# Predicted: a layer of GPT-3 175B, one sequence of 2,048 tokens a micro-batch, forward and backward. *NVLink 16* is a node of
+# sixteen GPUs. What decides is how long a collective takes, and that hangs on the fitted share above. So the last columns halve
+# and double the time of every collective:
 
 # %%
-LAYOUTS = {"TP 2": (2, 8, 25), "TP 4": (4, 8, 25), "TP 8": (8, 8, 25), "TP 16, 8 ports x 50 GB/s": (16, 8, 50),
+LAYOUTS = {"TP 2": (2, 8, 25), "TP 4": (4, 8, 25), "TP 8": (8, 8, 25), "TP 16, NVLink 16": (16, 16, 25),
            "TP 16, 8 ports x 25 GB/s": (16, 8, 25), "TP 16, 8 ports x 12.5 GB/s": (16, 8, 12.5), "TP 16, 1 port x 25 GB/s": (16, 1, 25)}
 stages, rows = {}, {}
 for name, (tp, ports, gb_per_second) in LAYOUTS.items():
-    passed = stages[name] = layer_stages(model_shape("gpt-3-175b"), machine(ports, gb_per_second), tp, tokens=2048)
+    passed = stages[name] = layer_stages(model_shape("gpt-3-175b"), machine(ports, gb_per_second, 16 if "NVLink 16" in name else 8), tp, tokens=2048)
     products, waits = (1e3 * seconds for seconds in layer_seconds(passed))
     rows[name] = {"products": products, "waits": waits, "in all": products + waits, "GPUs x time": tp * (products + waits)}
-    rows[name] |= {f"in all, contention x {n}": 1e3 * sum(layer_seconds(passed, n * CONTENTION)) for n in (0.5, 2)}
+    rows[name] |= {f"GPUs x time, collectives x {n}": 1e3 * tp * sum(layer_seconds(passed, n)) for n in (0.5, 2)}
 print(f"milliseconds (predicted), CONTENTION = {CONTENTION}")
 pd.DataFrame(rows).T.round(1)
 
@@ -512,35 +518,32 @@ chosen = {name: stages[name] for name in ("TP 8", "TP 16, 8 ports x 25 GB/s", "T
 show(draw_layer_times(chosen, CONTENTION, title="Ten collectives of a layer of 175B, beside its products (predicted)"),
      alt="At TP 8 collectives are slivers. At TP 16 over one port they outlast the products laid beside them.")
 
-# %%
-plan = Plan(tp=8, sequence_parallel=True, micro_batch=4, attention="unfused", dropout=True)
-times = block_time(model_shape("megatron-22b"), machine(8, 25), plan, Batch(sequences=4, sequence_length=2048))
-(row,) = (row for row in table("korthikanti_table4") if row["experiment"] == "sequence parallelism")
-print(f"a layer of 22B, TP 8, forward and backward: {1e3 * times.total:.1f} ms predicted, {row['combined_ms']} ms published")
-
 # %% [markdown]
-# **Read it.** GPUs times time is the price. In the node, four times the ranks cost 19% more. Leaving it costs
-# 30% with a port a GPU, 65% with ports half as fast. Twice as fast gains little: NVLink
-# and ten starts remain. With one port a node, 16 ranks are slower than 4. The 22B layer
-# is no independent test: constants were set on other rows of that paper. Pipeline and data parallelism send less often: they
-# take the slow links ([lesson 14](14_three_dimensions.ipynb)).
+# **Read it.** GPUs times time is the price of a layer. From 2 to 8 ranks in a node it rises by 19%. From 8 to 16 it rises by
+# another 22% even where NVLink joins all sixteen. Leaving the node then adds 7% with a port a GPU, 35% with ports half as
+# fast, and with one port a node 16 ranks take longer than 4. If collectives took half or twice as long, the order stays: 8 to 16
+# would cost 12 or 36%, and leaving over a port a GPU 4 or 11%. Pipeline and data parallelism send less often: they take the
+# slow links ([lesson 14](14_three_dimensions.ipynb)).
 #
-# **"TP = 8, always"** is folklore, though: more ranks make thinner products, and each sends no less. From
-# [BLOOM's log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md),
-# pairs that differ in TP and data parallelism alone:
+# **"TP = 8, always"** is folklore, though. Each of eight ranks computes half as much as each of four, and sends as much:
+# predicted, 8 ranks cost 12% more than 4. Published, from
+# [BLOOM's log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md), are pairs
+# that differ in TP and data parallelism alone, one iteration each:
 
 # %%
 bloom_prequel_pairs()
 
 # %% [markdown]
-# 4 beats 8 in five of six pairs, one iteration each. 2 against 4 shows nothing. Smaller takes more memory. Try 4 before 8.
+# Rows 6 and 7 have one setup twice, at 145.92 and 141.99: runs of the same differ by 2.8%. By that measure 4 beats 8 in four
+# of six pairs, rows 2 and 3 show nothing, and neither does 2 against 4. A smaller degree takes more memory a rank. Where it fits,
+# try 4 before 8.
 #
 # | take | when | costs |
 # |---|---|---|
 # | tensor parallelism, 2 to 8 | more GPUs than sequences, or a layer's activations too large; NVLink | four sums a layer |
 # | sequence and loss parallelism | with it, if ranks divide the sequence | second gathers, or inputs kept |
 # | FSDP instead | a sequence a GPU fits | weights gathered twice, gradients scattered |
-# | recomputation instead ([05](../intermediate/05_checkpointing.ipynb)) | slow links | one more forward, collectives too |
+# | recomputation instead ([05](../intermediate/05_checkpointing.ipynb)) | slow links | one more forward; beside tensor parallelism its collectives, too |
 #
 # ## Break it, diagnose it
 #
@@ -588,7 +591,7 @@ for left_out in (None, "norms", "copies"):
 # <details><summary>Answer</summary>
 #
 # With copies their weights shrink no further, and each gradient needs a sum over two ranks. In
-# Megatron-Core the weights halve once more, and a layer's forward gathers keys and values.
+# Megatron-Core the weights halve once more, and a layer's forward gathers all queries, keys and values.
 #
 # </details>
 #
@@ -601,15 +604,22 @@ for left_out in (None, "norms", "copies"):
 # %% [markdown]
 # ## On Monday
 #
-# When GPUs outnumber the sequences of a batch, or one layer's activations fill a GPU, over NVLink. FSDP takes
-# the other GPUs. In PyTorch (2.15 here), with your layers' names:
+# When GPUs outnumber the sequences of a batch, or one layer's activations fill a GPU, over NVLink. FSDP takes the other GPUs.
+# The script is for PyTorch (2.15 here) and `torchrun --nproc-per-node 8`. Put your layers' names into it, and before it:
+#
+# - `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`, `device = torch.device("cuda")`,
+#   `world_size = int(os.environ["WORLD_SIZE"])`, `tp = 2`, `learning_rate`, and
+#   `dtype, reduce_dtype = torch.bfloat16, torch.float32`.
+# - `n_kv_heads`, `n_channels` of the feed-forward layer, `n_words`, `n_tokens` of a sequence, and a `folder` for checkpoints.
+# - `make_model()` gives your model, embedding and head two matrices. `make_buffers(model)` fills what no state dict
+#   holds, such as RoPE's tables. `weights` is the state dict on rank 0, `{}` elsewhere.
+# - `batches(dp_rank)` gives inputs and targets, the same on all ranks of a TP group.
+# - Attention counts *local* heads, `k.view(b, s, -1, head_dim)`, and takes `s` from the tokens: after the embedding
+#   `x.shape[1]` is `s / tp`.
 #
 # ```python
-# # torchrun --nproc-per-node 8 train.py. Before: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])); device =
-# # torch.device("cuda"); world_size = int(os.environ["WORLD_SIZE"]); tp = 2; dtype = torch.bfloat16; make_model() gives your
-# # model, embed and head two matrices; weights: its state dict on rank 0, {} elsewhere; batches(dp_rank): (inputs, targets), the same on all ranks of a TP
-# # group. Attention views by *local* heads, k.view(b, s, -1, head_dim); rotations and masks take s from the tokens: after the
-# # embedding x.shape[1] is s / tp.
+# from contextlib import nullcontext
+#
 # import torch
 # import torch.distributed.checkpoint as dcp
 # import torch.nn.functional as F
@@ -646,19 +656,23 @@ for left_out in (None, "norms", "copies"):
 # for name, p in model.named_parameters():  # a plain tensor's gradient would be that of its own tokens only
 #     assert isinstance(p, DTensor), f"{name} is in no plan"
 #
-# sharding = {"mesh": mesh["dp"], "mp_policy": MixedPrecisionPolicy(param_dtype=dtype)}
+# policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+# sharding = {"mesh": mesh["dp"], "mp_policy": policy}
 # for block in model.blocks:
 #     fully_shard(block, **sharding)
 # fully_shard(model, **sharding)
 # model.to_empty(device=device)
+# make_buffers(model)
 # set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-# optimizer = torch.optim.AdamW(model.parameters())
+# optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
 #
-# for inputs, targets in batches(mesh["dp"].get_local_rank()):
-#     with CommDebugMode() as sent, loss_parallel():
-#         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+# sent = CommDebugMode()
+# for step, (inputs, targets) in enumerate(batches(mesh["dp"].get_local_rank())):
+#     with nullcontext() if step else sent, loss_parallel():  # counting takes time: the first step only
+#         logits = model(inputs).to(reduce_dtype)  # the loss in 16 bits would be rounded to 0.06
+#         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 #         loss.backward()
-#     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's: DTensors know their parts
+#     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's; print norm.full_tensor()
 #     optimizer.step()
 #     optimizer.zero_grad()
 # print(sent.get_comm_counts())
@@ -670,7 +684,7 @@ for left_out in (None, "norms", "copies"):
 # ```
 #
 # **Look at** the counts: four reduce-scatters and four all-gathers a block, two of each for the ends; all-reduces: three for
-# the loss, one for each norm; FSDP's own beside them. In fp32, losses are those of one process to rounding. Compare
+# the loss, one for each RMSNorm (a LayerNorm has two), one for each row-parallel bias; FSDP's own beside them. In fp32, losses are those of one process to rounding. Compare
 # `torch.cuda.max_memory_allocated()` with `tp = 1`. In transformers (5.23 here), under the same `torchrun` (`tp_plan="auto"` in
 # older versions):
 #
@@ -679,7 +693,7 @@ for left_out in (None, "norms", "copies"):
 # from transformers.distributed import DistributedConfig
 #
 # model = AutoModelForCausalLM.from_pretrained(name, distributed_config=DistributedConfig(tp_size=world_size))
-# optimizer = torch.optim.AdamW(model.parameters())
+# optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 # loss = model(input_ids=batch, labels=batch).loss
 # loss.backward()
 # optimizer.step()
@@ -688,5 +702,5 @@ for left_out in (None, "norms", "copies"):
 # ```
 #
 # **Look at** what a rank holds: its share of all matrices in the model's own plan, norms whole. The sequence stays whole.
-# Megatron-LM does this lesson, with gathers for copies, by `--tensor-model-parallel-size 8 --sequence-parallel`. Its overlap
+# In Megatron-LM the same is `--tensor-model-parallel-size 8 --sequence-parallel`. Its overlap
 # wants `CUDA_DEVICE_MAX_CONNECTIONS=1` (up to Hopper); `--tp-comm-overlap` needs Transformer Engine.

@@ -18,6 +18,7 @@ from utils.ranks import run_ranks
 
 RANKS, WORDS, BLOCKS = 2, 64, 2
 NEAR = 1e-9  # fp64
+LEARNING_RATE = 1e-3
 
 
 def block_1(text: str) -> None:
@@ -76,6 +77,9 @@ def _by_plan(text: str, folder: str, tp: int) -> Any:
         world_size=dist.get_world_size(),
         tp=tp,
         dtype=torch.float64,
+        reduce_dtype=torch.float64,
+        learning_rate=LEARNING_RATE,
+        make_buffers=lambda model: None,
         make_model=lambda: Transformer(shape).double(),
         weights=weights,
         batches=lambda place: [(inputs[place : place + 1], targets[place : place + 1])],
@@ -97,7 +101,7 @@ def _by_plan(text: str, folder: str, tp: int) -> Any:
 
 def _step_alone(model: Any, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
     """Loss, and norm of all gradients before they are clipped."""
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

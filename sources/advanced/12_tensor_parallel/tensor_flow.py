@@ -126,8 +126,11 @@ def draw_key_heads() -> Figure:
         ),
     ]
     gathers = [
-        *(*query, Held("W of keys, values", "columns", 3), Held("keys, values", "channels", 3)),
-        *(Exchange("all-gather\n(back: reduce-scatter)"), Held("the head it needs", "copied", 3)),
+        *(Held("W of queries", "columns", 3), Held("W of keys, values", "columns", 3)),
+        Held("queries, keys, values", "channels", 4),
+        Exchange("all-gather\n(back: reduce-scatter)"),
+        Held("those of all heads", "whole", 4),
+        *(Held("its query head", "channels", 3), Held("its key, value", "copied", 3)),
     ]
     return draw_tensor_flow(
         {"copies": copies, "gather\n(Megatron-\nCore)": gathers},
