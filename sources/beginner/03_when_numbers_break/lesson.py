@@ -13,8 +13,9 @@
 #
 # **The question.** A mixed-precision run stalls, or turns to NaN. Which number broke, and where?
 #
-# **Promise.** You plant five faults and read what each leaves in a record, down to layer or row, with its cure. Three
-# appear only in fp16, and CUDA's autocast hides two of these; two strike every format. A sixth strikes bf16 weights.
+# **Promise.** You plant faults and read what each leaves in a record, down to layer or row, with its cure. Of the five with a
+# letter, three appear only in fp16, and CUDA's autocast hides two of these; two strike every format. Others strike weights in
+# bf16, and batch norm.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -114,7 +115,8 @@ print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinit
 # %% [markdown]
 # **Read it.** `True`: swallowed, in bf16 eight times sooner than in fp16, which also lacks range. So mixed precision
 # keeps weights in fp32. Positions and rotary angles belong there, too. NaN comes from infinities that meet each other
-# or a zero, and from 0/0, as where all labels are ignored.
+# or a zero, as in a row of attention that is masked everywhere; from 0/0, as where all labels are ignored; and from logarithms and
+# roots of what is below zero.
 
 # %% [markdown]
 # ## 3. A run, and its flight recorder
@@ -189,7 +191,7 @@ def ending(records):
 
 
 plain = {"fp32": train(FP32), "bf16, no scaler": train(BF16), "fp16, no scaler": train(FP16),
-         "fp16, default scaler": train(FP16, scaled=True)}
+         "fp16, scaler": train(FP16, scaled=True)}
 for name, records in plain.items():
     summary(name, records)
 
@@ -273,8 +275,8 @@ in_bf16, in_fp32_weights = fine_tune(BF16), fine_tune(FP32)
 
 # %% [markdown]
 # **Read it.** No NaN, no skip, and nearly every update is swallowed: Adam's step, about the rate, is less than half the
-# distance to the next bf16 number. Watch what share of the weights moves. Cure: fp32 weights, or an optimizer with an
-# fp32 copy.
+# distance to the next bf16 number. (Adam's moments are in bf16 then, too.) Watch what share of the weights moves. Cure: fp32
+# weights, or an optimizer with an fp32 copy.
 #
 # ## 4. What must stay in fp32
 #
@@ -436,12 +438,14 @@ steep = {"lr": 0.01, "init_scale": 2.0**13}  # its gradients are large: from 2^1
 losses = three({"loss_of": written_by_hand, **steep})
 print("scales, fp16:", [f"2^{math.log2(r.scale):.0f}" for r in losses["fp16"]][::5])
 print("steps that passed:", [(r.step, round(r.loss, 1)) for r in losses["fp16"] if not r.skipped])
+skipped = [r for r in losses["fp16"] if r.skipped]
+print(f"skipped: {len(skipped)}, of which {sum(not math.isfinite(r.loss) for r in skipped)} with a loss that is not finite")
 summary("fp16, loss in fp32", lifted_loss := train(FP16, scaled=True, loss_of=in_fp32, **steep))
 summary("fp16, CUDA's list", train(FP16, scaled=True, mode=CudaList, loss_of=written_by_hand, **steep))
 
 # %% [markdown]
-# **Diagnose it.** Every module is finite, the loss is not. The overflow comes *before* the scale: no scale cures it.
-# $e^{x}$ passes 65,504 at $x = 11.1$; the steps that passed stayed below. Lift the loss to fp32, or use
+# **Diagnose it.** Every module is finite, and in each skipped step the loss is not. That comes *before* the scale, so no scale
+# cures it: $e^{x}$ passes 65,504 at $x = 11.1$, or a quotient falls to zero, whose logarithm is infinite. Lift the loss to fp32, or use
 # `F.cross_entropy`, which subtracts the maximum first. CUDA's autocast lifts `exp`.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
@@ -494,10 +498,13 @@ print("running means with NaN:", sum(bool(b.isnan().any()) for b in statistics),
 with_batch_norm.eval()
 share = with_batch_norm(inputs[0]).isnan().float().mean().item()
 print(f"evaluation on clean data: {100 * share:.0f}% of the outputs are NaN")
+torch.optim.swa_utils.update_bn(inputs, with_batch_norm)  # statistics anew, from clean batches
+print(f"after update_bn: {100 * with_batch_norm.eval()(inputs[0]).isnan().float().mean().item():.0f}%")
 
 # %% [markdown]
-# **Diagnose it.** The model is dead: a running mean that was NaN stays NaN, whatever guards the gradients. Look at the
-# batch *before* forward. A last cell holds these sentences against your run:
+# **Diagnose it.** Weights are fine and evaluation is dead: a running mean that was NaN stays NaN, whatever guards the gradients.
+# Look at the batch *before* forward; where it is too late, `update_bn` makes the statistics anew. A last cell holds these
+# sentences against your run:
 
 # %% jupyter={"source_hidden": true}
 def still(records):
@@ -525,9 +532,10 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 print("This run agrees with what sections 3 to 6 say of it.")
 
 # %% [markdown]
-# ## Recap: training with AMP turns to NaN, what do you do?
+# ## Recap: training with AMP stalls or turns to NaN, what do you do?
 #
-# Where the card has bf16, change to it first, by autocast. Else in this order; brackets name fault or section.
+# Where the card has bf16, change to it first, by autocast. Then, in either format, go down this list; rows 3 and 4 are of fp16
+# alone. Brackets name fault or section.
 #
 # | step | look at | if so |
 # |---|---|---|
@@ -540,7 +548,7 @@ print("This run agrees with what sections 3 to 6 say of it.")
 # | 7 | the norm stepped with, against the clip | `unscale_` before clipping (a) |
 # | 8 | zero gradients | outputs zero, too? fp32 there (b); else a scaler, or a larger loss (3) |
 # | 9 | no NaN, a flat loss: what share of the weights moved? | 16-bit weights: keep fp32 ones (3) |
-# | 10 | training is fine, evaluation is NaN | batch norm's statistics (6) |
+# | 10 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (6) |
 #
 # Where ranks share gradients (lesson 09), an overflow on one must skip the step on all; FSDP2 and `GradScaler` [agree
 # on it](https://github.com/pytorch/pytorch/pull/132816).
@@ -568,39 +576,63 @@ print("This run agrees with what sections 3 to 6 say of it.")
 #         value = list(value.values())
 #     return [value] if torch.is_tensor(value) else [t for v in value for t in tensors_of(v)] if isinstance(value, (tuple, list)) else []
 #
+# def is_sick(tensor):  # -inf too, but in a mask, whose other numbers are 0
+#     if not tensor.is_floating_point() or tensor.isfinite().all():
+#         return False
+#     return bool(tensor.isnan().any() or (tensor == math.inf).any() or tensor.nan_to_num(0.0, 0.0, 0.0).any())
+#
 # def watch(name):
 #     def hook(module, given, named, out):
 #         told = f"of {name or 'the model'} ({type(module).__name__})"
-#         if any((t.isnan() | (t == math.inf)).any() for t in tensors_of((given, named))):  # masks hold -inf by design
+#         if any(is_sick(t) for t in tensors_of((given, named))):
 #             raise FloatingPointError(f"input {told} is not finite")
 #         if not all(t.isfinite().all() for t in tensors_of(out)):
 #             raise FloatingPointError(f"output {told} is not finite")
 #         if tensors_of(out) and not any(t.any() for t in tensors_of(out)):
-#             print(f"output {told} is all zeros")
+#             print(f"output {told} is all zeros")  # as that of each fresh LoRA adapter
+#     return hook
+#
+# def watch_gradient(name):
+#     def hook(gradient):
+#         if not gradient.isfinite().all():
+#             raise FloatingPointError(f"gradient of {name} is not finite")
 #     return hook
 #
 # hooks = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in model.named_modules()]
+# hooks += [p.register_hook(watch_gradient(name)) for name, p in model.named_parameters() if p.requires_grad]
 # # run the step here; then the hooks go: for each in hooks: each.remove()
 # # zero gradients: [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
 # ```
 #
-# An input accuses data or code before it; an output this module, too large a rate, or 0/0: the twin tells. If no hook
-# raises, use `torch.autograd.set_detect_anomaly(True)`. Take the hooks off again: each waits for the GPU.
+# An input accuses data or code before it. An output accuses this module, too large a rate, or 0/0, and so does a gradient, whose
+# infinity may also be a scaler's search. `torch.autograd.set_detect_anomaly(True)` names the line, but sees NaN only. Take the hooks
+# off again: each waits for the GPU.
 #
-# **The twin.** The last good checkpoint and the bad batch, in `dtype` and in fp32:
+# **The twin** tells these apart: from the last good checkpoint in `model`, the batches since then (`recorded`, on its `device`), as
+# the run has them and in fp32. `make_optimizer(parameters)` has the run's rate, `scale` is `scaler.get_scale()`, or 1. It is for
+# one GPU and up to 16 bytes a parameter; FSDP copies no model: load the checkpoint twice.
 #
 # ```python
 # import copy, torch
 #
 # for enabled in (True, False):
-#     twin = copy.deepcopy(model).float()
+#     twin = copy.deepcopy(model) if enabled else copy.deepcopy(model).float()
+#     optimizer = make_optimizer(twin.parameters())
 #     torch.manual_seed(0)  # the same dropout
-#     with torch.autocast(inputs.device.type, dtype=dtype, enabled=enabled):
-#         loss = loss_function(twin(inputs), labels)
-#     loss.backward()
-#     norm = torch.nn.utils.get_total_norm([p.grad for p in twin.parameters() if p.grad is not None])
-#     print(dtype if enabled else "fp32", "loss", loss.item(), "norm of the gradients", norm.item())
+#     for step, (inputs, labels) in enumerate(recorded):
+#         with torch.autocast(device.type, dtype=dtype, enabled=enabled):
+#             loss = loss_function(twin(inputs), labels)
+#         optimizer.zero_grad()
+#         (loss * (scale if enabled else 1.0)).backward()
+#         gradients = [p.grad.div_(scale if enabled else 1.0) for p in twin.parameters() if p.grad is not None]
+#         norm = torch.nn.utils.get_total_norm(gradients)
+#         print(dtype if enabled else "fp32", "step", step, "loss", loss.item(), "norm of the gradients", norm.item())
+#         if norm.isfinite():
+#             optimizer.step()
+#     del twin, optimizer
 # ```
+#
+# If fp32 fails too, it is the rate, the data or the code; if only the other one does, it is range.
 #
 # **A step with a guard.** You have `model`, `optimizer`, `loss_function`, `batches`, `device` and `dtype`. It leaves
 # out bad data, clips unscaled gradients, and stops a dead run:
@@ -611,7 +643,8 @@ print("This run agrees with what sections 3 to 6 say of it.")
 # scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
 # bad_batches = skipped_steps = in_a_row = 0
 # for inputs, labels in batches:
-#     bad = (~inputs.isfinite().all()).float().to(device)  # before forward: batch norm would remember it
+#     good = inputs.isfinite().all() & labels.isfinite().all() & (labels != -100).any()
+#     bad = (~good).float().to(device)  # before forward: batch norm would remember it
 #     if torch.distributed.is_initialized():
 #         torch.distributed.all_reduce(bad)  # all ranks leave the batch out, or the others wait for ever
 #     if bad:
@@ -630,12 +663,14 @@ print("This run agrees with what sections 3 to 6 say of it.")
 #         skipped_steps, in_a_row = skipped_steps + 1, in_a_row + 1
 #     scaler.update()
 #     # log with each step: loss, norm, scaler.get_scale(), bad_batches, skipped_steps
-#     if in_a_row == 10:
-#         raise FloatingPointError("10 steps in a row were skipped: this is no search for a scale")
+#     if scaler.get_scale() < 1 or in_a_row == 10 and not scaler.is_enabled():
+#         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
 #
-# After the search both counters stand still. **transformers** hides NaN: its log shows loss 0.0 beside a norm of nan.
-# You have `model` and `dataset`: log unfiltered, and stop.
+# After the search both counters stand still. Save `scaler.state_dict()` with a checkpoint, or each start searches anew.
+#
+# **transformers** hides NaN: its log has the mean of a window's other losses in its place, 0.0 where there are none. You have `model`
+# and `dataset`: log unfiltered, and stop. The update with the NaN is made by then, so go back to a checkpoint from before it.
 #
 # ```python
 # import math

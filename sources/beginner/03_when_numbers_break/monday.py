@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import math
@@ -54,8 +55,21 @@ def block_1(text: str) -> None:
         for each in hooks:
             each.remove()
         model(torch.full((2, 4), sick))  # without hooks nothing raises
+    _names_a_gradient(text)
     _lets_masks_pass(text)
     _names_what_is_dead(text)
+
+
+def _names_a_gradient(text: str) -> None:
+    """Forward is finite, backward is not."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    run_block(text, model=model)
+    try:
+        (model(torch.ones(2, 4)).sum() * math.inf).backward()
+    except FloatingPointError as error:
+        assert "gradient of" in str(error)
+        return
+    raise AssertionError("an infinite gradient passes")
 
 
 def _lets_masks_pass(text: str) -> None:
@@ -93,11 +107,14 @@ def block_2(text: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
     inputs, labels = 1e5 * torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
-    names = {"model": model, "inputs": inputs, "labels": labels, "dtype": torch.float16}
+    names = {"model": model, "recorded": [(inputs, labels)] * 2, "dtype": torch.float16}
+    names |= {"device": CPU, "scale": 2.0**16, "loss_function": F.cross_entropy}
+    names["make_optimizer"] = functools.partial(torch.optim.SGD, lr=1e-9)
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        run_block(text, loss_function=F.cross_entropy, **names)
-    low, full = told.getvalue().splitlines()
-    assert "float16 loss nan" in low and "fp32 loss" in full and "nan" not in full
+        run_block(text, **names)
+    *low, full, again = told.getvalue().splitlines()
+    assert all("float16 step" in line and "loss nan" in line for line in low) and len(low) == 2
+    assert "fp32 step 0" in full and "fp32 step 1" in again and "nan" not in full + again
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -123,9 +140,10 @@ def block_3(text: str) -> None:
         if dtype is torch.float16:
             assert names["scaler"].get_scale() == 2.0**15, "the skipped step halved the scale"
         try:
-            _guarded(text, model, batches[:1] * 12, dtype, sick=set(range(12)))
+            _guarded(text, model, batches[:1] * 20, dtype, sick=set(range(20)))
         except FloatingPointError as error:
-            assert "10 steps in a row" in str(error)
+            count = 17 if dtype is torch.float16 else 10  # from 2^16 to below 1
+            assert f"{count} steps in a row" in str(error)
         else:
             raise AssertionError(f"{dtype}: a run that never steps goes on")
 
