@@ -99,7 +99,7 @@ print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.
 
 # %% [markdown]
 # **Read it.** GPipe and 1F1B end at the same moment: 1F1B saves **memory, not bubble**. In both, the last rank waits for
-# $p - 1$ forwards before its first action and for $p - 1$ backwards after its last one. It works for $m$ of each, so idle
+# $p - 1$ forwards before its first action and $p - 1$ backwards after its last. It works for $m$ of each, so idle
 # time over work is $(p-1)/m$. (Profilers divide by the whole step: $(p-1)/(m+p-1)$.) What 1F1B lowers is the number of
 # micro-batches **in flight**, whose activations wait for their backward.
 #
@@ -118,7 +118,7 @@ show(draw_placements(placements, MICRO_BATCHES),
 # **Interleaving** changes placement *and* order. Rank $r$ holds $v$ **chunks**, the stages $r$, $r + p$, and so on, each
 # with $1/v$ of its layers. Its waits are passes of one chunk, so the bubble divides by $v$. Rank $i$ runs
 # $(v-1)p + 2(p-1-i)$ forwards ahead, and one more before its first backward. **ZB-H1** keeps the placement of 1F1B and
-# runs each `W` where a rank would have to wait.
+# runs each `W` where a rank would wait.
 #
 # | schedule | idle / work | in flight on rank $i$ | messages in a step |
 # |---|---|---|---|
@@ -371,8 +371,8 @@ print(f"with TP 4 and 16 stages, {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 h
 # cost rises. With one chunk there is nothing to hide behind, so messages wait at $v = 1$ on every line. Before you raise $v$,
 # see in a profile whether sends are hidden.
 #
-# The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) used $v = 3$. The planner's constants were set on that table, so
-# its agreement is no test.
+# The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) used $v = 3$. The planner's
+# constants were set on that table, so its agreement is no test.
 #
 # ## 5. PyTorch's own
 #
@@ -461,7 +461,7 @@ print("last actions:", [log[-1] for log in run_ranks(fly, RANKS, programs["1F1B"
 
 # %% [markdown]
 # **Read it.** Rank 2 hands the activations of `2F1` down while rank 3 hands the gradient of `3B0` up, and each waits for
-# the other to fetch. With gloo, `Mail` does not hang. **With NCCL it can**, once a message is larger than NCCL's
+# the other to fetch. With gloo, the backend on CPUs, `Mail` does not hang. **With NCCL it can**, once a message is larger than NCCL's
 # buffers: a send may then block until it is received ([NCCL 783](https://github.com/NVIDIA/nccl/issues/783)). The cure is to
 # post a send *together with* the next receive:
 
