@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -91,10 +92,10 @@ def _mark_waits(axes: Axes, panel: Panel, longest: float) -> None:
         axes.text(middle, last - 0.1, text, ha="center", va="center", fontsize=8, zorder=4)
 
 
-def _legend(panels: Mapping[str, Panel]) -> tuple[list[Patch | tuple[Patch, ...]], list[str]]:
+def _legend(panels: Mapping[str, Panel]) -> tuple[list[Any], list[str]]:
     """Handles and labels; `I` has the look of `B`, so both share one."""
     kinds = {a.kind for panel in panels.values() for row in panel.rows for a in row}
-    found: list[tuple[Patch | tuple[Patch, ...], str]] = [
+    found: list[tuple[Any, str]] = [  # matplotlib's types know no tuple of handles
         (Patch(facecolor=FORWARD), NAMES["F"]),
         (Patch(facecolor=BACKWARD), f"{NAMES['B']}; of ZB-H1, {NAMES['I']}" if kinds >= {"B", "I"}
          else NAMES["I" if "I" in kinds else "B"]),
