@@ -21,6 +21,7 @@ from .saved import saved_for_backward
 from .small_model import LAYERS, batch, layers_of, one_process
 
 RANKS, STEPS = 2, 3
+FP32 = torch.float32  # as DeepSpeed trains; the lesson itself compares in fp64
 
 
 def block_1(text: str) -> None:
@@ -32,6 +33,8 @@ def block_1(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = run_ranks(_by_schedule, RANKS, text, folder)
         saved = [torch.load(Path(folder, f"part_{rank}.pt")) for rank in range(RANKS)]
+        states = [torch.load(Path(folder, f"optimizer_{rank}.pt")) for rank in range(RANKS)]
+        assert all(state["state"] for state in states), "a rank saved no moments"
         gpipe = run_ranks(
             _by_schedule, RANKS, text.replace("Schedule1F1B", "ScheduleGPipe"), folder
         )
@@ -60,15 +63,19 @@ def block_2(text: str) -> None:
     text = text.replace('"AdamW", "params": {"lr": 1e-3}', '"SGD", "params": {"lr": 0.1}')
     as_it_comes = text.replace('"gradient_clipping": 0.0,', "")
     assert as_it_comes != text, "the page names the line that it takes out"
-    by_first_stage = one_process(STEPS, clip_by_first=LAYERS // RANKS).losses
-    for lines, wanted in ((text, one_process(STEPS).losses), (as_it_comes, by_first_stage)):
+    by_first_stage = one_process(STEPS, LAYERS // RANKS, FP32).losses
+    for lines, wanted in (
+        (text, one_process(STEPS, dtype=FP32).losses),
+        (as_it_comes, by_first_stage),
+    ):
         found = run_ranks(_by_deepspeed, RANKS, lines)[-1]
         gaps = [abs(a / b - 1) for a, b in zip(found, wanted, strict=True)]
         assert max(gaps) < 1e-5, f"DeepSpeed's losses are {found}, where {wanted} were expected"
 
 
 def _whole_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(torch.cat(inputs), torch.cat(targets)) for inputs, targets in map(batch, range(STEPS))]
+    every = (batch(step, FP32) for step in range(STEPS))
+    return [(torch.cat(inputs), torch.cat(targets)) for inputs, targets in every]
 
 
 class _Elsewhere:
@@ -84,7 +91,7 @@ class _Elsewhere:
 
 def _alone() -> tuple[list[float], float, nn.Module]:
     """Losses of one process, its last step's norm, and the model after it."""
-    model, losses, norm = layers_of(0, 1), [], torch.zeros(())
+    model, losses, norm = layers_of(0, 1, FP32), [], torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters())
     for inputs, targets in _whole_batches():
         optimizer.zero_grad()
@@ -102,7 +109,7 @@ def _by_schedule(text: str, folder: str) -> dict[str, Any]:
     The losses, the bytes kept for backward at most, the batch left out, the last norm, and how many
     outputs the stage still holds.
     """
-    layers, batches = list(layers_of(0, 1)), _whole_batches()
+    layers, batches = list(layers_of(0, 1, FP32)), _whole_batches()
     names: dict[str, Any] = {"torch": torch, "nn": nn, "dist": dist, "loss_fn": F.mse_loss}
     names["loader"] = [(_Elsewhere(inputs), _Elsewhere(targets)) for inputs, targets in batches]
     own = [p for layer in layers for p in layer.parameters()]
@@ -119,9 +126,9 @@ def _by_schedule(text: str, folder: str) -> dict[str, Any]:
 def _by_deepspeed(text: str) -> list[float]:
     deepspeed = load_deepspeed()
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    pairs = [pair for step in range(STEPS) for pair in zip(*batch(step), strict=True)]
+    pairs = [pair for step in range(STEPS) for pair in zip(*batch(step, FP32), strict=True)]
     names: dict[str, Any] = {"deepspeed": deepspeed, "loss_fn": F.mse_loss, "data": iter(pairs)}
     sizes = {"rows": 2, "micro_batches": 8, "stages": dist.get_world_size(), "steps": STEPS}
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers on every start
-        made = run_block(text, layers=list(layers_of(0, 1)), **names, **sizes)
+        made = run_block(text, layers=list(layers_of(0, 1, FP32)), **names, **sizes)
     return made["losses"]

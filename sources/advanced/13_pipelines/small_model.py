@@ -27,52 +27,53 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def layers_of(stage: int, stages: int) -> nn.Sequential:
+def layers_of(stage: int, stages: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """A stage's share of eight blocks; every rank draws the same weights for all."""
     torch.manual_seed(0)
     layers, each = [Block() for _ in range(LAYERS)], LAYERS // stages
-    return nn.Sequential(*layers[stage * each : (stage + 1) * each])
+    return nn.Sequential(*layers[stage * each : (stage + 1) * each]).to(dtype)
 
 
-def batch(step: int) -> tuple[list[Tensor], list[Tensor]]:
+def batch(step: int, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], list[Tensor]]:
     """Inputs and targets of eight micro-batches, (2, 16, 64) each."""
     torch.manual_seed(1 + step)
     inputs, targets = (
-        [size * torch.randn(ROWS, LENGTH, WIDTH) for _ in range(MICRO_BATCHES)] for size in (1, 8)
+        [size * torch.randn(ROWS, LENGTH, WIDTH).to(dtype) for _ in range(MICRO_BATCHES)]
+        for size in (1, 8)
     )
     return inputs, targets
 
 
 class WholeRun(NamedTuple):
-    """Losses by step, and the gradient of the first step as one vector."""
+    """Losses by step, and the gradient of the last step as one vector."""
 
     losses: list[float]
     gradient: Tensor
 
 
-def one_process(steps: int = 3, clip_by_first: int = 0) -> WholeRun:
+def one_process(steps: int, clip_by_first: int = 0, dtype: torch.dtype = torch.float64) -> WholeRun:
     """Train the whole model, accumulating micro-batches.
 
     Args:
         steps: of SGD.
         clip_by_first: clip all gradients by the norm of so many first blocks, to 1; 0 for not at all.
+        dtype: of weights and batches.
     """
-    model, losses, first = layers_of(0, 1), [], torch.empty(0)
+    model, losses, last = layers_of(0, 1, dtype), [], torch.empty(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
         losses.append(0.0)
-        for x, y in zip(*batch(step), strict=True):
+        for x, y in zip(*batch(step, dtype), strict=True):
             loss = F.mse_loss(model(x), y) / MICRO_BATCHES
             loss.backward()
             losses[-1] += loss.item()
-        if step == 0:
-            first = gradient_of(model)
+        last = gradient_of(model)
         if clip_by_first:
             norm = gradient_of(model[:clip_by_first]).norm()
             nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
         optimizer.step()
-    return WholeRun(losses, first)
+    return WholeRun(losses, last)
 
 
 def gradient_of(module: nn.Module) -> Tensor:
@@ -81,7 +82,7 @@ def gradient_of(module: nn.Module) -> Tensor:
 
 
 def farthest(results: Iterable[Mapping[str, Any]], whole: WholeRun) -> tuple[float, float]:
-    """How far the ranks' losses and first gradients are from one process, as shares.
+    """How far the ranks' losses and last gradients are from one process, as shares.
 
     Args:
         results: of each rank "losses" by step, 0 where it has none, and "gradients" by stage.
