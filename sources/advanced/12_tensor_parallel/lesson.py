@@ -14,7 +14,7 @@
 # **The question.** Four ranks hold a quarter of each layer and compute it together. What must each still keep whole, and what
 # do they send?
 #
-# **Promise.** You split layers by hand, and a model by PyTorch's DTensor, and count what a rank holds, keeps and sends.
+# **Promise.** You split layers by hand, and a model by PyTorch's DTensor, and count what a rank holds and sends.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -53,9 +53,8 @@ RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of sec
 
 # %% [markdown]
 # Lesson 09 shared *states* among ranks that compute different data. Here ranks share the computing of the *same* data.
-# On this page the *stream* is the residual stream, a *product* is a matrix multiplication (GEMM), a *word* is an entry of the
-# vocabulary, and a *port* is a network card (NIC) of a node. A gap to one process is the norm of the difference over the norm
-# of the right result. The [glossary](../00_glossary.ipynb) has the rest.
+# Here the *stream* is the residual stream, a *product* a GEMM, a *word* an entry of the vocabulary, a *port* a NIC. Gaps to one
+# process are norms of a difference, as shares. More: [glossary](../00_glossary.ipynb).
 
 # %%
 show(draw_feedforward(),
@@ -149,11 +148,9 @@ check("12.other_way", collectives_the_other_way)
 # columns, **whole heads at a time**, and the output matrix by rows. Again one $f$ and one $g$: a layer makes four
 # sums of the stream, two forward, two backward.
 #
-# With grouped queries there can be fewer key-value heads than ranks. There are two ways out. `split_layers` here takes
-# **copies**: each copy sees a part of its gradient. Megatron-Core cuts on inside a head. Each forward then gathers the
-# queries, keys and values of *all* heads, and a rank keeps its own of them (`get_query_key_value_tensors`): $(t-1)/t$ of
-# $sb\,(h + 2h_{kv})$ numbers, more than a stream. DTensor's plan (section 4) has neither way: its ranks must divide the
-# *key-value* heads.
+# With grouped queries there can be fewer key-value heads than ranks. `split_layers` here takes **copies**: each sees a part of
+# its gradient. Megatron-Core cuts on inside a head, and each forward gathers queries, keys and values of *all* heads, more than a
+# stream, to keep its own. DTensor's plan (section 4) has neither: its ranks must divide the *key-value* heads.
 
 # %%
 show(draw_key_heads(),
@@ -207,8 +204,7 @@ print(f"your bet: {my_bet_percent}%")
 #
 # But norms and dropout work on each token by itself. So let each rank have a part of the *sequence* there. An all-reduce is
 # a reduce-scatter followed by an all-gather: put the first after the matrices, the second before the next, and
-# a ring sends as much. Seeds do not follow by themselves: one seed on all ranks gives different tokens, or
-# heads, the same mask (lab).
+# a ring sends as much. Mind the seeds: one on all ranks gives different tokens the same mask (lab).
 #
 # The column side keeps its *part* of $x$ and **gathers again** in backward. The row side is your lab.
 
@@ -259,7 +255,7 @@ show(draw_kept({way: it.total for way, it in kept.items()}, parts, bare, device=
      alt="One GPU 100%; a rank of four 40%; 26% once the sequence is split, too. Without scores 47% and 25%.")
 
 # %% [markdown]
-# **Read it.** There is the quarter. The paper leaves out the causal mask, which no rank divides, and the norms' statistics.
+# **Read it.** A quarter.
 #
 # **The trap.** A norm's weight is whole on every rank, and each sees only its part of the tokens now, so
 # a part of the gradient. It must be added up over the ranks, as for copied heads: `shared.add_up()` below. So must that of a
@@ -267,8 +263,7 @@ show(draw_kept({way: it.total for way, it in kept.items()}, parts, bare, device=
 #
 # ### A loss that gathers no logits
 #
-# The output head is the widest matrix. Cut by columns, each rank has the logits of some *words*. Gathering would make
-# them whole on every rank. The loss $\ell$ of a token needs three numbers: the largest logit $m$ (so that
+# With the head cut by columns, each rank has the logits of some *words*. The loss $\ell$ of a token needs three numbers: the largest logit $m$ (so that
 # nothing overflows), the sum of exponentials, and the logit of the target, which one rank has:
 #
 # $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
@@ -327,7 +322,7 @@ def by_library(model, sequence=False, together=True, embed=RowwiseParallel):
 
 
 # %% [markdown]
-# Logits come out as a DTensor, some words a rank. `loss_parallel()` lets `F.cross_entropy` work on them ungathered.
+# `loss_parallel()` lets `F.cross_entropy` work on ungathered logits.
 
 # %%
 def fresh(layers=2, kv_heads=4):
@@ -392,12 +387,10 @@ for way in WAYS:
 pd.DataFrame(rows).T.fillna("")
 
 # %% [markdown]
-# **Read it.** The tutorial's plan gives the right losses and sends 7/4 of the bytes. Query, key and value each send
-# a gradient of the plain input; gate and up two. `together` makes the input **one** DTensor, and
-# gradients are added before they travel.
+# **Read it.** The tutorial's plan gives the right losses and sends 7/4 of the bytes: five matrices each send a gradient of the
+# plain input. `together` makes the input **one** DTensor, and gradients are added before they travel.
 #
-# With the sequence split DTensor sends what the all-reduces sent, and the norms' gradients (by hand all
-# share one call). But this plan, eager and without checkpointing, keeps the gathered inputs: $(4 + 30/t)\,sbh$ bytes of a
+# With the sequence split DTensor sends what the all-reduces sent, and the norms' gradients. But this plan, eager and without checkpointing, keeps the gathered inputs: $(4 + 30/t)\,sbh$ bytes of a
 # GPT layer where ours by hand keeps $34\,sbh/t$. In return ours gathers two inputs a second time, which is a quarter more bytes.
 #
 # **Question.** Llama-2-70B has $h = 8192$. How many MB ($10^6$ bytes) does one of **eight** ranks send for a layer and step of
@@ -410,9 +403,8 @@ check("12.mb_per_layer", mb_per_layer)
 # %% [markdown]
 # ### At real size
 #
-# Two layers of Llama-2-70B's shape on one of eight simulated ranks, 4,096 tokens, without an optimizer. The table has MiB at
-# the peak of a step that adds to the gradients of the step before, as accumulation does. The second plan cuts the *embedding*
-# by columns:
+# Two layers of Llama-2-70B's shape on one of eight simulated ranks, 4,096 tokens, no optimizer. MiB at the peak of a step that
+# adds to the last one's gradients, as accumulation does. The second plan cuts the *embedding* by columns:
 
 # %% jupyter={"source_hidden": true}
 from utils import simulate
@@ -460,16 +452,14 @@ assert by_columns["gradients"] == by_hand["gradients"], "is the embedding's grad
 ledger.T.assign(peak=[found.peak_bytes / 2**20 for found in ranks_of_70b.values()]).round(1)
 
 # %% [markdown]
-# **Read it.** DTensor keeps 280 MiB more activations: the gathered inputs of five column sides. It holds 437.5 MiB more
-# gradients: an embedding cut by words gets its gradient whole. Cut by columns it gets a part, and sends by all-to-all. The rest
-# of the difference is temporaries.
+# **Read it.** DTensor keeps 280 MiB more activations: gathered inputs of five column sides. It holds 437.5 MiB more gradients:
+# an embedding cut by words gets its gradient whole. Cut by columns it gets a part, and sends by all-to-all.
 #
 # ## 5. Why it stays inside a node
 #
-# A layer makes ten collectives. For six of them, four in forward and two in backward, the next product must wait. Megatron runs
-# the other four beside a product: the second gather beside the gradient of $x$, the reduce-scatter beside that of the weight.
-# A collective beside a product slows it by a share of its own time (`CONTENTION`, fitted to published step times), and what
-# outlasts the product is waited for. DTensor's eager plan hides none.
+# A layer makes ten collectives. The next product waits for four in forward and two in backward. Megatron runs four beside a
+# product: the second gather beside the gradient of $x$, the reduce-scatter beside that of the weight. Such a collective slows the
+# product by a share of its own time (`CONTENTION`, fitted), and what outlasts it is waited for. DTensor's eager plan hides none.
 
 # %% jupyter={"source_hidden": true}
 from utils import Cluster
@@ -497,9 +487,8 @@ def layer_seconds(stages, slower=1.0):
     return sum(it.product_seconds for it in stages), waits
 
 # %% [markdown]
-# Predicted: a layer of GPT-3 175B, one sequence of 2,048 tokens a micro-batch, forward and backward. *NVLink 16* is a node of
-# sixteen GPUs. What decides is how long a collective takes, and that hangs on the fitted share above. So the last columns halve
-# and double the time of every collective:
+# Predicted: a layer of GPT-3 175B, one sequence of 2,048 tokens a micro-batch, forward and backward. *NVLink 16*: sixteen GPUs a
+# node. The last columns halve and double the time of every collective:
 
 # %%
 LAYOUTS = {"TP 2": (2, 8, 25), "TP 4": (4, 8, 25), "TP 8": (8, 8, 25), "TP 16, NVLink 16": (16, 16, 25),
@@ -519,24 +508,22 @@ show(draw_layer_times(chosen, CONTENTION, title="Ten collectives of a layer of 1
      alt="At TP 8 collectives are slivers. At TP 16 over one port they outlast the products laid beside them.")
 
 # %% [markdown]
-# **Read it.** GPUs times time is the price of a layer. From 2 to 8 ranks in a node it rises by 19%. From 8 to 16 it rises by
-# another 22% even where NVLink joins all sixteen. Leaving the node then adds 7% with a port a GPU, 35% with ports half as
-# fast, and with one port a node 16 ranks take longer than 4. If collectives took half or twice as long, the order stays: 8 to 16
-# would cost 12 or 36%, and leaving over a port a GPU 4 or 11%. Pipeline and data parallelism send less often: they take the
-# slow links ([lesson 14](14_three_dimensions.ipynb)).
+# **Read it.** GPUs times time is the price. From 2 to 8 ranks in a node it rises by 19%, from 8 to 16 by 22% even if NVLink joins
+# all sixteen. Leaving the node adds 7% with a port a GPU, 35% with ports half as fast; with one port a node, 16 ranks
+# are slower than 4. At half or twice a collective's time the order stays. Pipeline and data parallelism
+# take the slow links ([lesson 14](14_three_dimensions.ipynb)).
 #
-# **"TP = 8, always"** is folklore, though. Each of eight ranks computes half as much as each of four, and sends as much:
-# predicted, 8 ranks cost 12% more than 4. Published, from
-# [BLOOM's log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md), are pairs
-# that differ in TP and data parallelism alone, one iteration each:
+# **"TP = 8, always"** is folklore, though. Each of eight ranks computes half as much as each of four, and sends no less:
+# 12% dearer, predicted. From
+# [BLOOM's log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md),
+# pairs that differ in TP and data parallelism alone (published, one iteration each):
 
 # %%
 bloom_prequel_pairs()
 
 # %% [markdown]
-# Rows 6 and 7 have one setup twice, at 145.92 and 141.99: runs of the same differ by 2.8%. By that measure 4 beats 8 in four
-# of six pairs, rows 2 and 3 show nothing, and neither does 2 against 4. A smaller degree takes more memory a rank. Where it fits,
-# try 4 before 8.
+# Rows 6 and 7 hold one setup at 145.92 and 141.99: equal runs differ by 2.8%. So 4 beats 8 in four of six pairs; rows 2 and 3
+# show nothing, nor does 2 against 4. Where 4 fits, try it before 8.
 #
 # | take | when | costs |
 # |---|---|---|
@@ -575,15 +562,13 @@ for left_out in (None, "norms", "copies"):
     assert all((drift[what] > 0) == (what == left_out) for what in drift), "what is not added up drifts"
 
 # %% [markdown]
-# **Diagnose it.** The first loss is right. Then each rank updates its norms by its own
-# tokens, or each copy of a head by its own queries. A loss curve does not tell. Compare replicas to the last bit: `spread`.
+# **Diagnose it.** The first loss is right. Then each rank updates its norms by its own tokens, or its copy of a head by its own
+# queries. No loss curve tells. Compare replicas to the last bit: `spread`.
 
 # %% [markdown]
 # ## Recap
 #
-# - Columns, then rows: one sum forward ($g$), one backward ($f$).
-# - Tensor parallelism alone leaves $10\,sbh$ bytes a layer whole. Splitting the sequence divides them.
-# - A loss needs three numbers a token; no rank gathers the logits.
+# Columns, then rows: one sum forward ($g$), one backward ($f$). What lies between stays whole, unless the sequence is split.
 #
 # **Test yourself.** A model has 8 key-value heads. You go from TP 8 to TP 16 inside one NVLink domain. What changes for
 # keys and values?
@@ -595,8 +580,8 @@ for left_out in (None, "norms", "copies"):
 #
 # </details>
 #
-# Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb), in a copy (`make my-labs`), then see the
-# [solution](../../solutions/advanced/12_tensor_parallel.ipynb).
+# Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb) in a copy (`make my-labs`), then see
+# its [solution](../../solutions/advanced/12_tensor_parallel.ipynb).
 #
 # **References.** Shoeybi and others, *Megatron-LM*, [arXiv:1909.08053](https://arxiv.org/abs/1909.08053). Korthikanti and others,
 # *Reducing Activation Recomputation*, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198).
@@ -604,20 +589,19 @@ for left_out in (None, "norms", "copies"):
 # %% [markdown]
 # ## On Monday
 #
-# When GPUs outnumber the sequences of a batch, or one layer's activations fill a GPU, over NVLink. FSDP takes the other GPUs.
-# The script is for PyTorch (2.15 here) and `torchrun --nproc-per-node 8`. Put your layers' names into it, and before it:
-#
-# - `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`, `device = torch.device("cuda")`,
-#   `world_size = int(os.environ["WORLD_SIZE"])`, `tp = 2`, `learning_rate`, and
-#   `dtype, reduce_dtype = torch.bfloat16, torch.float32`.
-# - `n_kv_heads`, `n_channels` of the feed-forward layer, `n_words`, `n_tokens` of a sequence, and a `folder` for checkpoints.
-# - `make_model()` gives your model, embedding and head two matrices. `make_buffers(model)` fills what no state dict
-#   holds, such as RoPE's tables. `weights` is the state dict on rank 0, `{}` elsewhere.
-# - `batches(dp_rank)` gives inputs and targets, the same on all ranks of a TP group.
-# - Attention counts *local* heads, `k.view(b, s, -1, head_dim)`, and takes `s` from the tokens: after the embedding
-#   `x.shape[1]` is `s / tp`.
+# When GPUs outnumber a batch's sequences, or one layer's activations fill a GPU, over NVLink. FSDP takes the other GPUs.
+# For PyTorch (2.15 here), with your layers' names:
 #
 # ```python
+# # torchrun --nproc-per-node 8 train.py. Before this, you have:
+# # - torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), device = torch.device("cuda"), tp = 2,
+# #   world_size = int(os.environ["WORLD_SIZE"]), dtype, reduce_dtype = torch.bfloat16, torch.float32, learning_rate;
+# # - n_kv_heads, n_channels of the feed-forward layer, n_words, n_tokens of a sequence, a folder for checkpoints;
+# # - make_model(): your model, embedding and head two matrices; make_buffers(model): fills what no state dict holds, such
+# #   as RoPE's tables; weights: the state dict on rank 0, {} elsewhere;
+# # - batches(dp_rank): inputs and targets, the same on all ranks of a TP group;
+# # - attention that counts local heads, k.view(b, s, -1, head_dim), and takes s from the tokens: after the embedding
+# #   x.shape[1] is s / tp.
 # from contextlib import nullcontext
 #
 # import torch
@@ -684,9 +668,8 @@ for left_out in (None, "norms", "copies"):
 # ```
 #
 # **Look at** the counts: four reduce-scatters and four all-gathers a block, two of each for the ends; all-reduces: three for
-# the loss, one for each RMSNorm (a LayerNorm has two), one for each row-parallel bias; FSDP's own beside them. In fp32, losses are those of one process to rounding. Compare
-# `torch.cuda.max_memory_allocated()` with `tp = 1`. In transformers (5.23 here), under the same `torchrun` (`tp_plan="auto"` in
-# older versions):
+# the loss, one for each RMSNorm (a LayerNorm has two), one for each row-parallel bias; FSDP's own beside them. In fp32, losses are those of one process to rounding. In
+# transformers (5.23 here), under the same `torchrun` (`tp_plan="auto"` in older versions):
 #
 # ```python
 # from transformers import AutoModelForCausalLM
@@ -701,6 +684,5 @@ for left_out in (None, "norms", "copies"):
 # print(f"{held:,} of {model.num_parameters():,} parameters on this rank")
 # ```
 #
-# **Look at** what a rank holds: its share of all matrices in the model's own plan, norms whole. The sequence stays whole.
-# In Megatron-LM the same is `--tensor-model-parallel-size 8 --sequence-parallel`. Its overlap
-# wants `CUDA_DEVICE_MAX_CONNECTIONS=1` (up to Hopper); `--tp-comm-overlap` needs Transformer Engine.
+# **Look at** what a rank holds: its share of all matrices in the model's own plan. Norms and the sequence stay whole.
+# In Megatron-LM the same is `--tensor-model-parallel-size 8 --sequence-parallel`.

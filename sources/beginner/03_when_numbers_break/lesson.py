@@ -13,9 +13,8 @@
 #
 # **The question.** A mixed-precision run stalls, or turns to NaN. Which number broke, and where?
 #
-# **Promise.** You plant faults and read what each leaves in a record, down to layer or row, with its cure. Of the five with a
-# letter, three appear only in fp16, and CUDA's autocast hides two of these; two strike every format. Others strike weights in
-# bf16, and batch norm.
+# **Promise.** You plant faults and read what each leaves in a record, down to layer or row, with its cure. Three appear only in
+# fp16, and CUDA's autocast hides two of these; others strike every format.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -115,8 +114,7 @@ print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinit
 # %% [markdown]
 # **Read it.** `True`: swallowed, in bf16 eight times sooner than in fp16, which also lacks range. So mixed precision
 # keeps weights in fp32. Positions and rotary angles belong there, too. NaN comes from infinities that meet each other
-# or a zero, as in a row of attention that is masked everywhere; from 0/0, as where all labels are ignored; and from logarithms and
-# roots of what is below zero.
+# or a zero, as in an attention row that is masked everywhere, and from 0/0, as where all labels are ignored.
 
 # %% [markdown]
 # ## 3. A run, and its flight recorder
@@ -275,8 +273,8 @@ in_bf16, in_fp32_weights = fine_tune(BF16), fine_tune(FP32)
 
 # %% [markdown]
 # **Read it.** No NaN, no skip, and nearly every update is swallowed: Adam's step, about the rate, is less than half the
-# distance to the next bf16 number. (Adam's moments are in bf16 then, too.) Watch what share of the weights moves. Cure: fp32
-# weights, or an optimizer with an fp32 copy.
+# distance to the next bf16 number. (Its moments are in bf16, too.) Watch what share of the weights moves. Cure: fp32 weights, or
+# an optimizer with an fp32 copy.
 #
 # ## 4. What must stay in fp32
 #
@@ -503,8 +501,7 @@ print(f"after update_bn: {100 * with_batch_norm.eval()(inputs[0]).isnan().float(
 
 # %% [markdown]
 # **Diagnose it.** Weights are fine and evaluation is dead: a running mean that was NaN stays NaN, whatever guards the gradients.
-# Look at the batch *before* forward; where it is too late, `update_bn` makes the statistics anew. A last cell holds these
-# sentences against your run:
+# Look at the batch *before* forward; `update_bn` makes them anew. A last cell holds all this against your run:
 
 # %% jupyter={"source_hidden": true}
 def still(records):
@@ -534,8 +531,8 @@ print("This run agrees with what sections 3 to 6 say of it.")
 # %% [markdown]
 # ## Recap: training with AMP stalls or turns to NaN, what do you do?
 #
-# Where the card has bf16, change to it first, by autocast. Then, in either format, go down this list; rows 3 and 4 are of fp16
-# alone. Brackets name fault or section.
+# Where the card has bf16, change to it first, by autocast. Then go down this list in either format (3, 4 and 7 are fp16's).
+# Brackets name fault or section.
 #
 # | step | look at | if so |
 # |---|---|---|
@@ -550,10 +547,10 @@ print("This run agrees with what sections 3 to 6 say of it.")
 # | 9 | no NaN, a flat loss: what share of the weights moved? | 16-bit weights: keep fp32 ones (3) |
 # | 10 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (6) |
 #
-# Where ranks share gradients (lesson 09), an overflow on one must skip the step on all; FSDP2 and `GradScaler` [agree
-# on it](https://github.com/pytorch/pytorch/pull/132816).
+# Where ranks share gradients, an overflow on one must skip the step on all; FSDP2's `GradScaler`
+# [does](https://github.com/pytorch/pytorch/pull/132816).
 #
-# Do the [lab](../../labs/beginner/03_when_numbers_break.ipynb) in a copy (`make my-labs`), then compare with the
+# Do the [lab](../../labs/beginner/03_when_numbers_break.ipynb) in a copy (`make my-labs`), then see its
 # [solution](../../solutions/beginner/03_when_numbers_break.ipynb).
 #
 # **Reference.** Micikevicius and others, *Mixed Precision Training*, 2017,
@@ -562,8 +559,7 @@ print("This run agrees with what sections 3 to 6 say of it.")
 # %% [markdown]
 # ## On Monday
 #
-# **Find the first bad tensor.** Weights first; then a hook on each module of `model` raises at the first infinity or
-# NaN, and names outputs of zeros:
+# **Find the first bad tensor.** Hooks on `model` raise at the first infinity or NaN, and name outputs of zeros:
 #
 # ```python
 # import math, torch
@@ -600,21 +596,20 @@ print("This run agrees with what sections 3 to 6 say of it.")
 #
 # hooks = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in model.named_modules()]
 # hooks += [p.register_hook(watch_gradient(name)) for name, p in model.named_parameters() if p.requires_grad]
-# # run the step here; then the hooks go: for each in hooks: each.remove()
+# # run the step here; then the hooks, which wait for the GPU, go: for each in hooks: each.remove()
 # # zero gradients: [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
 # ```
 #
-# An input accuses data or code before it. An output accuses this module, too large a rate, or 0/0, and so does a gradient, whose
-# infinity may also be a scaler's search. `torch.autograd.set_detect_anomaly(True)` names the line, but sees NaN only. Take the hooks
-# off again: each waits for the GPU.
+# An input accuses data or code before it; an output this module, too large a rate, or 0/0. An infinite gradient may be a scaler's
+# search. `torch.autograd.set_detect_anomaly(True)` names the line, but sees NaN only.
 #
-# **The twin** tells these apart: from the last good checkpoint in `model`, the batches since then (`recorded`, on its `device`), as
-# the run has them and in fp32. `make_optimizer(parameters)` has the run's rate, `scale` is `scaler.get_scale()`, or 1. It is for
-# one GPU and up to 16 bytes a parameter; FSDP copies no model: load the checkpoint twice.
+# **The twin** tells these apart: the last good checkpoint on the batches since then, in both precisions.
 #
 # ```python
 # import copy, torch
 #
+# # You have: model, of the last good checkpoint; recorded, the batches since, on its device; make_optimizer(parameters), with the
+# # run's rate; scale, the scaler's or 1. One GPU; a twin takes up to 16 bytes a parameter. FSDP copies no model: load it twice.
 # for enabled in (True, False):
 #     twin = copy.deepcopy(model) if enabled else copy.deepcopy(model).float()
 #     optimizer = make_optimizer(twin.parameters())
@@ -632,13 +627,10 @@ print("This run agrees with what sections 3 to 6 say of it.")
 #     del twin, optimizer
 # ```
 #
-# If fp32 fails too, it is the rate, the data or the code; if only the other one does, it is range.
-#
-# **A step with a guard.** You have `model`, `optimizer`, `loss_function`, `batches`, `device` and `dtype`. It leaves
-# out bad data, clips unscaled gradients, and stops a dead run:
+# **A step with a guard** leaves out bad data, clips unscaled gradients, and stops a dead run:
 #
 # ```python
-# import torch
+# import torch  # You have: model, optimizer, loss_function, batches, device, dtype
 #
 # scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
 # bad_batches = skipped_steps = in_a_row = 0
@@ -667,10 +659,8 @@ print("This run agrees with what sections 3 to 6 say of it.")
 #         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
 #
-# After the search both counters stand still. Save `scaler.state_dict()` with a checkpoint, or each start searches anew.
-#
-# **transformers** hides NaN: its log has the mean of a window's other losses in its place, 0.0 where there are none. You have `model`
-# and `dataset`: log unfiltered, and stop. The update with the NaN is made by then, so go back to a checkpoint from before it.
+# After the search both counters stand still. **transformers** logs the mean of other losses in place of NaN, or 0.0. You have
+# `model` and `dataset`: log unfiltered, and stop. The weights have it by then: go back to a checkpoint.
 #
 # ```python
 # import math
