@@ -462,7 +462,7 @@ show(draw_lanes(lanes, title="A step of 16 texts: DeepSpeed, and the loop", evid
 
 # %% [markdown]
 # **The verdict.** If adapters are good enough, take QLoRA without offload. Offload is for the run in which all weights must
-# train. With one text at once the step is mostly link, so fill the card first. Eight texts fit with a loss in chunks
+# train. With one text at once the link takes the largest share, so fill the card first. Eight texts fit with a loss in chunks
 # ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`), and spare half of the sums. The loop hides
 # the link, and pays in sums on the CPU.
 #
