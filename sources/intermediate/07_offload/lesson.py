@@ -195,7 +195,7 @@ show(draw_sides(sides, title="A small transformer in fp32: peaks of a step, 4 te
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** All losses are equal, and each form frees what its name says. Streamed weights come up twice; at most two blocks
+# **Read it.** All losses are equal: offload changes none here. Each form frees what its name says. Streamed weights come up twice; at most two blocks
 # of them are on the device, as *communication buffers*. *Temporaries* are the block that is computed again, with its
 # gradients. Embeddings and head do not stream: they are the thin slices in the last row.
 #
@@ -343,7 +343,7 @@ for name, (_, texts) in list(names.items())[1:]:
 
 # %% [markdown]
 # **Before the first step there is the start.** To make fp32 masters, ZeRO-2 clones the weights of one *parameter group*
-# after another, on the card (in the line printed below). `start_up` does the same on a simulated card: with all weights in
+# after another, on the card. `start_up` does the same on a simulated card: with all weights in
 # one group, as is usual, and with a group for each block.
 
 # %%
