@@ -1,29 +1,21 @@
-"""What lesson 07 runs in ranks: DeepSpeed's and FSDP2's offload, and `Trainer` with both."""
+"""What lesson 07 runs in ranks: DeepSpeed's offload, and FSDP2's."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import tempfile
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils import Transformer, TransformerConfig, run_ranks, text_batches, text_tokens
-from utils.models.finetune import TARGETS
+from utils import Transformer, TransformerConfig, text_batches, text_tokens
 from utils.techniques.deepspeed import load_deepspeed
 from utils.techniques.fsdp import shard_blocks
 from utils.techniques.zero import resident, zero_config, zero_engine
-
-from .cpu_ranks import fsdp_on_cpu
 
 SMALL = TransformerConfig(vocabulary=256, hidden=128, layers=4, heads=4, feedforward=352)
 STEPS = 20
@@ -64,10 +56,7 @@ def by_deepspeed(arms: Mapping[str, Mapping[str, Any]], folder: str) -> dict[str
         folder: for what is offloaded to a file.
     """
     load_deepspeed()  # for the CPU, as in the notebook
-    return {
-        name: _held(arm, lambda: Transformer(SMALL), whole_loss, folder)
-        for name, arm in arms.items()
-    }
+    return {name: _held(arm, folder) for name, arm in arms.items()}
 
 
 def more_arms(folder: str, *, adam: bool, files: bool) -> dict[str, dict[str, Any]]:
@@ -87,12 +76,6 @@ def more_arms(folder: str, *, adam: bool, files: bool) -> dict[str, dict[str, An
     return arms
 
 
-def adapters_by_deepspeed(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Held]:
-    """The same around LoRA's adapters, in fp32; nothing goes to a file."""
-    load_deepspeed()
-    return {name: _held(arm, small_lora, _lora_loss, "", "fp32") for name, arm in arms.items()}
-
-
 def by_fsdp() -> list[float]:
     """Losses of FSDP2 with `CPUOffloadPolicy`, in fp32."""
     torch.manual_seed(0)
@@ -107,91 +90,28 @@ def by_fsdp() -> list[float]:
     return losses
 
 
-def by_trainer(settings: Mapping[str, Any]) -> tuple[list[float], str]:
-    """Two steps of `Trainer` with these arguments more; losses, and the class of what it trained."""
-    from transformers import Trainer, TrainingArguments
-
-    if "deepspeed" in settings:
-        load_deepspeed()
-    rows = [{"input_ids": row, "labels": row} for tokens, _ in batches()[:2] for row in tokens]
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        arguments = TrainingArguments(
-            folder,
-            per_device_train_batch_size=4 // dist.get_world_size(),
-            learning_rate=1e-2,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            num_train_epochs=1,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            **settings,
-        )
-        trainer = Trainer(model=small_lora(), args=arguments, train_dataset=rows)
-        if arguments.fsdp:
-            fsdp_on_cpu(trainer)
-        trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return losses, type(trainer.model_wrapped).__name__
-
-
-def trainer_on_ranks(fsdp: Mapping[str, Any]) -> tuple[float, str]:
-    """How far two ranks' losses are from one process's, and the class of what they trained."""
-    plain = {"ddp_find_unused_parameters": False}
-    wanted, _ = run_ranks(by_trainer, 1, plain, timeout_seconds=900)[0]
-    found, wrapper = run_ranks(by_trainer, 2, fsdp, timeout_seconds=900)[0]
-    return max(abs(a / b - 1) for a, b in zip(found, wanted, strict=True)), wrapper
-
-
-def small_lora() -> nn.Module:
-    """A small Llama with adapters of rank 8."""
-    import peft
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    # peft asks transformers for something by a name that transformers has replaced.
-    warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        use_cache=False,
-    )
-    lora = peft.LoraConfig(r=8, target_modules=list(TARGETS), task_type="CAUSAL_LM")
-    return peft.get_peft_model(LlamaForCausalLM(config), lora)
-
-
-def _lora_loss(engine: Any, tokens: Tensor, _: Tensor) -> Tensor:
-    return engine(input_ids=tokens, labels=tokens, use_cache=False).loss
-
-
 def _held(
     arm: Mapping[str, Any],
-    make_model: Callable[[], nn.Module],
-    loss_of: Callable[..., Tensor],
     folder: str,
-    precision: str = "bf16",
 ) -> Held:
     torch.manual_seed(0)
-    model, zero = make_model(), dict(arm)
+    model, zero = Transformer(SMALL), dict(arm)
     stage, own_adam = zero.pop("stage"), zero.pop("own_adam", False)
     adds, only_first = zero.pop("micro_batches", 1), zero.pop("only_first", False)
     grouped = zero.pop("by_block", False)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = list(model.parameters())
     count = sum(parameter.numel() for parameter in trained)
     config = zero_config(
-        stage, count, world_size=1, micro_batch=4, precision=precision, accumulation=adds, **zero
+        stage, count, world_size=1, micro_batch=4, precision="bf16", accumulation=adds, **zero
     )
-    settings = config | {"zero_force_ds_cpu_optimizer": False}
+    # By default DeepSpeed clips at a norm of 1. It adds the norm up in another order where the
+    # optimizer is offloaded, and its last bit then changes what is learned.
+    settings = config | {"zero_force_ds_cpu_optimizer": False, "gradient_clipping": 0.0}
     groups = _by_block(model) if grouped else [trained]
     engine, start = _started(model, _adamw(groups, own_adam), settings)
     losses, rows = [], []
     for number, batch in enumerate(batches()):
-        loss = loss_of(engine, *batch)
+        loss = whole_loss(engine, *batch)
         engine.backward(0 * loss if only_first and number % adds else loss)
         losses.append(loss.item())
         rows = [(row.path, row.bytes / count) for row in resident(engine)]

@@ -14,8 +14,8 @@
 # **One question.** A full fine-tune of Llama-2-7B has 107.8 GB of states. What does it cost to train it on a card of
 # 24 GB: how many bytes must stay on the card, how many cross the link, and how many seconds does a step take?
 #
-# **Promise.** You move states to host memory by hand, with equal losses, then by DeepSpeed, FSDP2 (PyTorch's own
-# sharding) and `Trainer`, and leave with a script. New words: [glossary](../00_glossary.ipynb).
+# **Promise.** You offload by hand with equal losses, then by DeepSpeed and FSDP2 (PyTorch's own sharding). You leave
+# with a script, and with lines that predict its step on your machine. New words: [glossary](../00_glossary.ipynb).
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,11 +24,11 @@
 # %% [markdown]
 # ## A bet
 #
-# DeepSpeed's ZeRO-2 on **one** GPU, in bf16, with the optimizer offloaded. Of the 16 bytes of states per parameter,
-# how many stay on the device between backward and the step? Write your guess. Section 4 counts.
+# The full fine-tune sends more than 100 GB over the link in every step. QLoRA (lesson 06) sends nothing. On the same
+# card, how many times as long as QLoRA's is its step? Write your guess. Section 5 counts.
 
 # %%
-my_bet_bytes = 4
+my_bet_times = 10
 
 # %% tags=["setup"]
 from utils import setup
@@ -36,25 +36,26 @@ from utils import setup
 here = setup("intermediate/07")
 
 # %% jupyter={"source_hidden": true}
-import contextlib
 import inspect
+import math
 from functools import partial
 
 import pandas as pd
 import torch
 from IPython.display import Code
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evidence.validation import compare_all, summarize
 from utils import (
-    GB, Evidence, Transformer, check, draw_breakdown, draw_lanes, llama_config, measure, model_shape,
-    run_ranks, scratch, show, simulate,
+    GB, Evidence, Transformer, check, draw_lanes, llama_config, measure, model_shape, run_ranks, scratch, show,
+    simulate, text_batches, text_tokens,
 )
 
 # %% jupyter={"source_hidden": true}
 from utils.catalog import device as gpu
-from utils.lessons.lesson_07 import by_libraries, streaming
+from utils.lessons.lesson_07 import by_libraries, script_text, streaming
 from utils.lessons.lesson_07.by_libraries import SMALL, whole_loss
+from utils.lessons.lesson_07.flow import draw_flow
+from utils.lessons.lesson_07.forms import FORMS, prepared
 from utils.lessons.lesson_07.link import Link
 from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.lessons.lesson_07.sides import draw_sides
@@ -66,8 +67,6 @@ from utils.memory import host_memory
 from utils.models.finetune import finetune_step
 from utils.models.pretrained import enable_checkpointing
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
-from utils.planner.offload import SCHEMES
-from utils.planner.step_time.step_end import HOST_ADAM_SECONDS
 from utils.techniques import op_problem
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.units import Category
@@ -80,28 +79,37 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.", *fil
 # ## 1. What can leave
 #
 # A step needs each *weight* in forward and again in backward. It needs a *gradient* from the moment backward makes
-# it until the optimizer uses it. It needs the *optimizer state* (an fp32 master copy, two moments) once. What is
-# needed least often leaves first
-# ([Ren and others 2021](https://arxiv.org/abs/2101.06840), ZeRO-Offload).
+# it until the optimizer uses it. It needs the *optimizer state* (an fp32 master copy, two moments) once.
+# ZeRO-Offload ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) therefore keeps the weights on the card, puts
+# gradients and optimizer state into host memory, and lets the CPU do the step.
 
 # %%
 shape = model_shape("llama-2-7b")
 P, CARD = shape.parameter_count, gpu("RTX 4090").memory_bytes
-weights, gradients, state = {Category.PARAMETERS: 2 * P}, {Category.GRADIENTS: 2 * P}, {Category.OPTIMIZER_STATE: 12 * P}
-show(draw_sides({"nothing leaves": (weights | gradients | state, {}),
-                 "the optimizer state leaves": (weights | gradients, state | {Category.GRADIENTS: 4 * P}),
-                 "gradients leave, too": (weights, state | {Category.GRADIENTS: 4 * P})},
-                title="States of Llama-2-7B, bf16 training", evidence=Evidence.PREDICTED, limit_bytes=CARD, limit="RTX 4090"),
-     alt="On the card 107.8, 27.0 and 13.5 GB; in host memory 0, 107.8 and 107.8 GB; an RTX 4090 has 25.3 GB")
+show(draw_flow(P, model="Llama-2-7B"),
+     alt=f"Backward sends {2 * P / GB:.1f} GB of gradients down, the CPU steps on {12 * P / GB:.1f} GB of state, {2 * P / GB:.1f} GB of weights come up")
 
 # %% [markdown]
-# **Read it.** Only if each gradient leaves as soon as it is made is there room for activations. The host keeps gradients in
-# fp32: 4 bytes where the card had 2.
+# Of the card's 24 GiB programs find 25.4 GB; the driver keeps the rest.
+
+# %%
+weights, gradients, state = {Category.PARAMETERS: 2 * P}, {Category.GRADIENTS: 2 * P}, {Category.OPTIMIZER_STATE: 12 * P}
+there = state | {Category.GRADIENTS: 4 * P}
+placed = {"nothing leaves": (weights | gradients | state, {}), "optimizer state leaves": (weights | gradients, there),
+          "gradients leave, too": (weights, there)}
+show(draw_sides(placed, title="States of Llama-2-7B, bf16 training", evidence=Evidence.PREDICTED,
+                limit_bytes=CARD, limit=f"RTX 4090: {CARD / GB:.1f} GB"),
+     alt="; ".join(f"{name}: {sum(card.values()) / GB:.1f} GB on the card, {sum(host.values()) / GB:.1f} in host memory"
+                   for name, (card, host) in placed.items()))
+
+# %% [markdown]
+# **Read it.** In row two the gradients stay on the card until backward ends, and are then copied to the host, in fp32: they
+# stand on both sides. Only row three, where each leaves as soon as it is made, has room for activations.
 #
 # ## 2. By hand
 #
 # `Link` copies a tensor `down` to the host or `up` to the device, and counts the bytes. On a CPU both are
-# the same memory: the meter then counts by *placement*. What is made inside of `host_memory()` is the host's.
+# the same memory, so the meter counts what is made inside `host_memory()` as the host's.
 #
 # **Optimizer and gradients.** Master copies and moments live in host memory. A hook sends each gradient down as soon as
 # backward has made it. After the CPU's step the weights come up.
@@ -119,7 +127,7 @@ class HostAdamW:
 
     def leave(self, there, here):
         gradient = self.link.down(here.grad)
-        with host_memory():
+        with host_memory():  # a later micro-batch is added to the first
             there.grad = gradient.float() if there.grad is None else there.grad + gradient
         here.grad = None  # of all gradients one is on the device at a time
 
@@ -135,8 +143,7 @@ class HostAdamW:
 
 # %% [markdown]
 # **Activations.** Autograd hands each tensor that it saves to a *pack* hook, and asks for it in backward by *unpack*.
-# Weights are among them: they are on the device anyway, so here they stay. PyTorch's own form,
-# `torch.autograd.graph.save_on_cpu(pin_memory=True)`, knows no such exception: it sends weights, too.
+# Saved weights are on the device anyway, so here they stay.
 
 
 # %%
@@ -155,82 +162,53 @@ def activations_on_host(weights, link):
 
 
 # %% [markdown]
-# **Weights, block by block.** They live on the host. `fetch` waits for one block's weights and asks for the next block's,
-# which travel while this one computes. Forward keeps only the block's input; backward fetches and computes the block again,
-# and sends its gradients down. This is the function, as it runs below:
+# **Weights, block by block.** `fetch` waits for one block's weights and asks for the next block's, which travel while this one
+# computes. Forward keeps only the block's input. Backward fetches and computes the block again, and sends its gradients down.
 
 # %%
 Code(inspect.getsource(streaming.Streamed), language="python")
 
 # %% [markdown]
-# Each form trains the same model for 20 steps in fp32.
-
-
-# %%
-def prepared(form):
-    torch.manual_seed(0)
-    model, link, around, finish = Transformer(SMALL), Link(), contextlib.nullcontext, lambda: None
-    if form == "weights":
-        model.blocks, stream = streaming.stream_blocks(model.blocks, link)
-        finish = stream.finish  # waits for the gradients
-    if form.startswith("activations"):  # with no weights to know, all that is saved leaves, as by save_on_cpu
-        around = partial(activations_on_host, [] if "weights" in form else list(model.parameters()), link)
-    optimizer = HostAdamW(model.parameters(), link, lr=1e-3) if form == "optimizer, gradients" else \
-        torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(tokens, targets):
-        model.zero_grad()
-        with around():
-            loss = whole_loss(model, tokens, targets)
-        loss.backward()
-        finish()
-        optimizer.step()
-        return loss.item()
-
-    return model, getattr(optimizer, "inner", optimizer), step, link
-
+# Each form trains for 20 steps in fp32, one micro-batch a step.
 
 # %%
-def on_host(form, model, inner):
-    there = [p for block in model.blocks for p in block.parameters()] if form == "weights" else []
-    states = inner if form == "optimizer, gradients" else [inner.state[weight] for weight in there]
-    return {"parameters": there, "optimizer state": states} if states else {}
-
-# %%
+long_batch = next(iter(text_batches(text_tokens(4 * 64 + 1), batch=4, sequence=64)))
 losses, runs, rows = {}, {}, {}
-for form in ("plain", "optimizer, gradients", "activations", "activations, saved weights", "weights"):
-    model, inner, step, link = prepared(form)
-    losses[form] = [step(*batch) for batch in batches]
-    sent = {f"{way} a step, MB": link.bytes(way) / len(batches) / 1e6 for way in ("down", "up")}
-    runs[form] = measure(partial(step, *batches[0]), model=model, optimizer=inner, timed_steps=0,
-                         host=on_host(form, model, inner), name=form)
-    link.close()
-    apart = max(abs(a / b - 1) for a, b in zip(losses[form], losses["plain"], strict=True))
-    assert apart <= 1e-6, f"{form} changes numbers: is a copy stale?"
-    rows[form] = {"device peak, MB": runs[form].peak_bytes / 1e6, "in": runs[form].peak_phase,
-                  "host peak, MB": (runs[form].host_bytes or 0) / 1e6, **sent}
-    print(f"{form}: losses of {len(batches)} steps {apart:.0e} from the plain ones")
+for name in FORMS:
+    form = prepared(name, HostAdamW, activations_on_host)
+    losses[name] = [form.step(*batch) for batch in batches]
+    apart = max(abs(a / b - 1) for a, b in zip(losses[name], losses["plain"], strict=True))
+    assert apart <= 1e-6, f"{name} changes numbers: is a copy stale?"
+    before = {way: form.link.bytes(way) for way in ("down", "up")}
+    form.step(*long_batch)
+    sent = {f"{way} a step, MB": (form.link.bytes(way) - before[way]) / 1e6 for way in before}
+    runs[name] = measure(partial(form.step, *long_batch), model=form.model, optimizer=form.optimizer, timed_steps=0,
+                         host=form.on_host(), name=name)
+    form.link.close()
+    rows[name] = {"losses apart": f"{apart:.0e}", "device peak, MB": runs[name].peak_bytes / 1e6, "in": runs[name].peak_phase, **sent}
 
 # %%
-sides = {form: (run.breakdown, run.host.breakdown if run.host_timeline else {}) for form, run in runs.items()}
-show(draw_sides(sides, title="A small transformer in fp32, peaks of a step", evidence=Evidence.MEASURED, unit_bytes=1e6, unit="MB"),
-     alt="; ".join(f"{form}: {run.peak_bytes / 1e6:.1f} MB" for form, run in runs.items()))
+sides = {name: (run.breakdown, run.host.breakdown if run.host_timeline else {}) for name, run in runs.items()}
+show(draw_sides(sides, title="A small transformer in fp32: peaks of a step, 4 texts of 64 tokens", evidence=Evidence.MEASURED,
+                unit_bytes=1e6, unit="MB"),
+     alt="; ".join(f"{name}: {run.peak_bytes / 1e6:.1f} MB" for name, run in runs.items()))
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** The losses are equal: offload moves numbers and changes none. Activations go both ways, and without them the
-# peak lies in the optimizer's step. To send the
-# saved weights as well frees nothing and costs 43% more traffic. Streamed weights come up twice, and at most two blocks of
-# them are on the device: in the last row they are the *communication buffers*, and *temporaries* are the block that is
-# computed again with its gradients.
+# **Read it.** All losses are equal: offload changes none here. Each form frees what its name says. Streamed weights come up twice; at most two blocks
+# of them are on the device, as *communication buffers*. *Temporaries* are the block that is computed again, with its
+# gradients. Embeddings and head do not stream: they are the thin slices in the last row.
 #
 # ## 3. When does the link cost nothing?
 #
-# A pass of $c$ operations a parameter and token computes for $c P T / F$ seconds on $T$ tokens; to send $b$ bytes a
-# parameter one way takes $b P / B$. So from $T = b F / (c B)$ tokens of a micro-batch on (what the card takes at once) the
-# link is hidden. $F$ and $B$ are the speeds of card and link, the planner's for training, here and in section 5.
-# Checkpointed, forward has $c = 2$, and backward 6. Gradients leave in backward: $b / c = 2 / 6$. Streamed weights come in
-# both; forward decides: $2 / 2$.
+# A pass that computes $c$ operations for each of $P$ parameters and $T$ tokens takes $c P T / F$ seconds, on a card of $F$
+# operations a second. To send $b$ bytes a parameter one way takes $b P / B$, on a link of $B$ bytes a second. If both run at
+# once, the link is hidden from $T = b F / (c B)$ tokens of a *micro-batch* on, which is what the card takes at once. With
+# every block checkpointed, forward has $c = 2$ and backward 6. Gradients leave in backward: $b / c = 2 / 6$. Streamed weights
+# come in both passes, and the shorter one decides: $2 / 2$.
+#
+# $B$ is the rate of a large copy alone: 12.0 of PCIe 3's 15.75 GB/s (published, NCCL's `topo.h`), and the same share of
+# faster links. $F$ was set on training runs of other cards than the RTX 4090.
 
 # %%
 CARDS = {name: training_speeds(shape, name) for name in ("RTX 4090", "A100 80GB", "H100")}
@@ -239,26 +217,18 @@ for name, (F, B) in CARDS.items():
     print(f"{name}: F {F / 1e12:.0f} TFLOP/s, {shares[0]:.0%} of peak; B {B / GB:.1f} GB/s, {shares[1]:.0%} of line rate")
 
 # %%
-rows, behind_a_pass = {}, {"nothing leaves": 0, "gradients, too": 2 / 6, "weights, too": 2 / 2}  # b/c
-for scheme in SCHEMES.values():
-    down, up = scheme.link_bytes(P)
-    rows[scheme.name] = {"card, GB": scheme.device_bytes * P / GB, "host, GB": scheme.host_bytes * P / GB, "down, GB": down / GB, "up, GB": up / GB}
-    for name, (F, B) in CARDS.items():
-        rows[scheme.name][f"hidden from, tokens ({name})"] = behind_a_pass.get(scheme.name, float("nan")) * F / B
-display(pd.DataFrame(rows).T.rename_axis("what leaves").style.format(precision=0, thousands=",", na_rep="never").set_caption(
-    "Llama-2-7B, a step of one micro-batch, predicted: both directions at once"))
-print("saved inputs of blocks hide from this width on:", {name: round(F / (12 * B)) for name, (F, B) in CARDS.items()}, "; here", shape.hidden)
+moves = {  # bytes a parameter: on the card, on the host, down, up; and b / c of the pass that hides them
+    "nothing leaves": (16, 0, 0, 0, 0), "optimizer state leaves": (4, 16, 2, 2, float("nan")),
+    "gradients leave, too": (2, 16, 2, 2, 2 / 6), "weights leave, too": (0, 18, 2, 4, 2 / 2)}
+rows = {}
+for name, (*held, ratio) in moves.items():
+    rows[name] = {what: each * P / GB for what, each in zip(("card, GB", "host, GB", "down, GB", "up, GB"), held, strict=True)}
+    rows[name] |= {f"hidden from, tokens ({card})": ratio * F / B for card, (F, B) in CARDS.items()}
+pd.DataFrame(rows).T.style.format(precision=0, thousands=",", na_rep="after backward").set_caption("Llama-2-7B, a step of one micro-batch, predicted")
 
 # %% [markdown]
-# **Read it.** One text of 2,048 tokens is too short on each card, on the RTX 4090 by little. Half of the link's rate needs
-# twice the tokens. *Never*: what moves when backward has ended. *States to and fro*: moments and masters come up so that the
-# GPU does the step. That moves 6.5 times as many bytes as row two: so ZeRO-Offload steps on the CPU.
-#
-# **Activations need no large batch.** A checkpointed block of width $h$ saves $2h$ bytes a token and computes about $24h^2$
-# operations on it, so they hide from $h = F / (12B)$ on. TRL: `activation_offloading=True`; torchtune: `OffloadActivations`.
-#
-# **What no batch hides in ZeRO-2**: the weights' way up, and the step itself. Two ways out: an update that comes a step late,
-# or a step in pieces beside backward (SuperOffload, [Lian and others 2025](https://arxiv.org/abs/2509.21271)).
+# **Read it.** Gradients of one text of 2,048 tokens hide on the RTX 4090, and do not on the two faster cards.
+# Two things no batch can hide, because backward has ended: the CPU's step and the weights' way up.
 #
 # ## 4. DeepSpeed and FSDP2
 #
@@ -272,46 +242,53 @@ print("saved inputs of blocks hide from this width on:", {name: round(F / (12 * 
 # ```
 #
 # `CPUOffloadPolicy` moves weights, too, as ZeRO-3 with both offloads does. A disk is one more link (`"nvme"`,
-# ZeRO-Infinity). Each row is one `zero_optimization`, trained on 20 batches in bf16. *4 a step* adds up four micro-batches
-# before each step; in the planted fault only the first counts. *By block* gives each block a parameter group of its own.
+# [ZeRO-Infinity](https://arxiv.org/abs/2104.07857)). Each row below is one setting, trained on 20 batches in bf16 without
+# clipping. *By block* gives each block a parameter group of its own; section 5 says why.
 
 # %%
 cpu = {"device": "cpu"}
 offloaded = {"stage": 2, "offload_optimizer": cpu}
 ARMS = {"ZeRO-2": {"stage": 2}, "ZeRO-2, offloaded": offloaded, "ZeRO-2, offloaded, by block": offloaded | {"by_block": True},
-        "ZeRO-2, 4 a step": {"stage": 2, "micro_batches": 4},
-        "ZeRO-2, offloaded, by block, 4 a step": offloaded | {"by_block": True, "micro_batches": 4},
-        "the same, fault planted, 4 a step": offloaded | {"by_block": True, "micro_batches": 4, "only_first": True},
         "ZeRO-3, offloaded": {"stage": 3, "offload_optimizer": cpu, "offload_param": cpu}}
+four = {"micro_batches": 4}  # a step adds up four micro-batches; in the planted fault only the first counts
+SUMS = {"plain": {"stage": 2} | four, "offloaded": offloaded | four, "fault planted": offloaded | four | {"only_first": True}}
 with scratch("lesson-07") as folder:  # more rows where DeepSpeed's own Adam, and its way to files, are built
     ARMS |= by_libraries.more_arms(str(folder), adam=not adam_problem, files=not file_problem)
-    found = {} if zero_problem else run_ranks(by_libraries.by_deepspeed, 1, ARMS, str(folder), timeout_seconds=900)[0]
+    found = {} if zero_problem else run_ranks(by_libraries.by_deepspeed, 1, ARMS | SUMS, str(folder), timeout_seconds=900)[0]
 
 # %%
+def losses_apart(name, plain):
+    return max(abs(a / b - 1) for a, b in zip(found[name].losses, found[plain].losses, strict=True))
+
+
 rows = {}
-for name, run in found.items():
-    rows[name] = {"device": run.device_each, "host": run.host_each, "clone at start": run.start_each}
+for name in ARMS if found else ():
+    run, apart = found[name], losses_apart(name, "ZeRO-2")
+    rows[name] = {"device": run.device_each, "host": run.host_each, "clone at start": run.start_each, "losses apart": f"{apart:.0e}"}
     rows[name] |= {"file": run.file_each} if run.file_each else {}
-    plain = found["ZeRO-2, 4 a step" if "4 a step" in name else "ZeRO-2"].losses
-    off = [abs(a / b - 1) for a, b in zip(run.losses, plain, strict=True)]
-    rows[name] |= {"losses apart": f"{max(off):.0e}", "equal until step": str(next((n for n, each in enumerate(off) if each), len(off)))}
-    within = torch.finfo(torch.bfloat16).eps / 4 if "CPUAdam" in name else 5e-4  # it rounds in another order
-    assert "fault" in name or max(off) <= within, f"{name} trains another model than ZeRO-2: same seed?"
-display(pd.DataFrame(rows).T.style.format(precision=2, na_rep="").set_caption(f"bytes per parameter, measured: device and host between backward and step; clone at start: on the card, with ZeRO-3 on the host; your bet for row two: {my_bet_bytes}"))
+    assert apart <= (torch.finfo(torch.bfloat16).eps / 4 if "CPUAdam" in name else 5e-4), f"{name} trains another model than ZeRO-2: same seed?"
+display(pd.DataFrame(rows).T.style.format(precision=2, na_rep="").set_caption(
+    "bytes per parameter, measured: device and host between backward and step; clone at start: on the card, with ZeRO-3 on the host"))
+if found:
+    assert losses_apart("offloaded", "plain") <= 5e-4, "offload with micro-batches trains another model: which DeepSpeed?"
+    print(f"four micro-batches a step, {found['offloaded'].host_each:.2f} bytes on the host: losses {losses_apart('offloaded', 'plain'):.0e}",
+          f"from those without offload; with the fault {losses_apart('fault planted', 'plain'):.0e}")
+
+# %%
 sharded = run_ranks(by_libraries.by_fsdp, 1, timeout_seconds=900)[0]
 apart = max(abs(a / b - 1) for a, b in zip(sharded, losses["plain"], strict=True))
 print(f"FSDP2 with CPUOffloadPolicy, fp32: losses {apart:.0e} from the plain run of section 2")
 assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
 
 # %% [markdown]
-# **Read it.** Row two keeps 2 bytes, the bf16 weights, and a buffer as large as the largest tensor: gradients have left.
-# Its losses equal row one's at first; which operation rounds later is not shown. Its host holds 16 bytes, and a bf16 copy
-# for the way up. The bf16 sum of several micro-batches lies there too, and comes up to be added to (DeepSpeed 0.19.8,
-# `stage_1_and_2.py`). ZeRO-3 leaves a *bucket* on the card, in which it gathers gradients.
+# **Read it.** Row two keeps 2 bytes, the bf16 weights, and a buffer as large as the largest tensor. Its host holds 16 bytes,
+# and a bf16 copy for the way up. With several micro-batches the bf16 sum of the gradients lies there too.
 #
-# **Check your version.** With offload, DeepSpeed silently dropped all gradients but the first micro-batch's from
+# **Check your version.** With offload, DeepSpeed silently dropped all gradients but the first micro-batch's, from
 # [#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550) (September 2024) to
-# [#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967) (April 2026). The planted fault shows how far losses then drift.
+# [#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967) (April 2026). The planted fault does the same: losses drift, and
+# nothing fails. Release 0.19.0 is the first that is mended, also for several `backward()` calls in one step
+# ([#7981](https://github.com/deepspeedai/DeepSpeed/pull/7981)).
 #
 # **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
 
@@ -320,49 +297,39 @@ saved_without_offload = ...
 check("07.without_offload", saved_without_offload)
 
 # %% [markdown]
-# **Around adapters there is little to gain.** Adapters with 20 million fp32 parameters train with AdamW. How many GB
-# does it free to offload the optimizer state?
+# **Around adapters there is little to gain.** Adapters with 20 million parameters train with AdamW. PEFT keeps them in fp32,
+# so they need no master copy. How many GB does it free to offload the optimizer state?
 
 # %%
 freed_gb = ...
 check("07.offloaded_gigabytes", freed_gb)
 
 # %%
-if not zero_problem:
-    lora = run_ranks(by_libraries.adapters_by_deepspeed, 1, {name: ARMS[name] for name in list(ARMS)[:2]}, timeout_seconds=900)[0]
-    assert lora["ZeRO-2"].losses == lora["ZeRO-2, offloaded"].losses, "offload moves states and changes no number: same seed?"
 per_block = {"two": 4 * shape.hidden, "all seven": 8 * shape.hidden + 3 * (shape.hidden + shape.feedforward)}
-for rank, targets_of in ((8, "two"), (8, "all seven"), (256, "all seven")):
-    moving = 12 * rank * shape.layers * per_block[targets_of]  # master copy and two moments
-    print(f"7B, rank {rank} on {targets_of} matrices of a block: {moving / GB:.2f} GB can move ({Evidence.PREDICTED})")
-
-# %% [markdown]
-# **`Trainer`** takes either by one argument. DeepSpeed's stands in section 5's script. FSDP must know what to gather at a
-# time: the class of a block. Adapters on two ranks, offloaded:
-
-# %%
-fsdp = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "cpu_offload": True}}
-apart, wrapper = by_libraries.trainer_on_ranks(fsdp)
-print(f"{wrapper} on 2 ranks: losses {apart:.0e} from those of one process with the same batches")
-assert apart < 1e-5, "FSDP trains another model: same seed, same batches?"
+for targets_of, each in per_block.items():
+    count = 8 * shape.layers * each  # adapters of rank 8
+    print(f"rank 8 on {targets_of} matrices of a block, {count / 1e6:.0f} million parameters: {8 * count / GB:.2f} GB can move,",
+          f"{12 * count / GB:.2f} with a master copy ({Evidence.PREDICTED})")
 
 # %% [markdown]
 # ## 5. The scenario as asked
 #
 # *"A 7B model on our 24 GB card, by PEFT and with offload."* One RTX 4090, steps of 16 texts of 2,048 tokens, 50 million
-# tokens in all. **Does it fit?** Every block checkpointed, bf16 weights. By formula, where backward begins: 2 bytes a
-# parameter; for each text of a micro-batch, an input for each block, and 12 bytes a logit: fp32 log-probabilities, their
-# gradient, and that of the logits.
+# tokens in all. **Nothing of this section has run on a card**: its bytes are simulated and its seconds predicted.
+#
+# **Does it fit?** Weights are in bf16, and every block is checkpointed. By formula, where backward begins: 2 bytes a
+# parameter; for each text at once an input for each block, and 12 bytes a logit (fp32 log-probabilities, their gradient,
+# and that of the logits).
 
 # %%
 LENGTH = 2048
-a_text = 2 * LENGTH * shape.hidden * shape.layers + 12 * LENGTH * shape.vocabulary
+inputs, logits = 2 * LENGTH * shape.hidden * shape.layers, 12 * LENGTH * shape.vocabulary  # bytes of a text
 
 # %%
 def full(gradients_leave):
     model = AutoModelForCausalLM.from_config(llama_config(shape), dtype=torch.bfloat16).train()
     enable_checkpointing(model)
-    adam = torch.optim.AdamW(model.parameters())
+    adam = torch.optim.AdamW(model.parameters())  # OffloadedOptimizer does what HostAdamW did, on a simulated card
     return model, OffloadedOptimizer(adam, master_dtype=torch.float32, gradients_leave=gradients_leave)
 
 # %%
@@ -370,15 +337,14 @@ names = {"optimizer state leaves, 1 text": (False, 1), "gradients leave, 1 text"
 big = {name: simulate(lambda: full(leave), lambda m, o: finetune_step(m, o, texts, LENGTH), device="RTX 4090", name=name)
        for name, (leave, texts) in names.items()}
 for name, (_, texts) in list(names.items())[1:]:
-    expected = 2 * P + texts * a_text
+    expected = 2 * P + texts * (inputs + logits)
     print(f"{name}: {expected / GB:.2f} GB predicted, {big[name].peak_bytes / GB:.2f} simulated, in {big[name].peak_phase}")
     assert abs(big[name].peak_bytes / expected - 1) < 0.03, "2 bytes a parameter and activations: what else stays?"
-print(f"host: {big[name].host_bytes / GB:.0f} GB simulated; as DeepSpeed holds it, {18 * P / GB:.0f} or {20 * P / GB:.0f} GB")
 
 # %% [markdown]
-# **Before the first step there is the start.** To make fp32 masters, ZeRO-2 clones the weights of one parameter group after
-# another, on the card. This is the line of the DeepSpeed installed here. `start_up` does the same on a simulated card: with
-# all weights in one group, as is usual, and with a group for each block.
+# **Before the first step there is the start.** To make fp32 masters, ZeRO-2 clones the weights of one *parameter group*
+# after another, on the card. `start_up` does the same on a simulated card: with all weights in
+# one group, as is usual, and with a group for each block.
 
 # %%
 def by_block(model):
@@ -394,92 +360,119 @@ groupings = {"start, one group": lambda model: [list(model.parameters())], "star
 starts = {name: simulate(lambda: (AutoModelForCausalLM.from_config(llama_config(shape), dtype=torch.bfloat16).to("cuda"), None),
                          lambda model, _: start_up(groups(model), CARD), device="RTX 4090", name=name)
           for name, groups in groupings.items()}
-show(draw_breakdown([*starts.values(), *big.values()], limit=f"{CARD / GB:.1f}GB", unit="GB", title="Llama-2-7B: start and step"),
+
+# %% jupyter={"source_hidden": true}
+bars = {name: ({Category.PARAMETERS: 2 * P, Category.TEMPORARIES: run.peak_bytes - 2 * P}, {}) for name, run in starts.items()}
+for name, (leave, texts) in names.items():
+    parts = {Category.PARAMETERS: 2 * P, Category.ACTIVATIONS: texts * inputs, Category.LOGITS_AND_LOSS: texts * logits}
+    rest = big[name].peak_bytes - sum(parts.values())
+    bars[name] = (parts | {Category.TEMPORARIES: rest} if leave else big[name].breakdown, {})
+show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evidence.SIMULATED, device="RTX 4090",
+                limit_bytes=CARD, limit=f"RTX 4090: {CARD / GB:.1f} GB"),
      alt="; ".join(f"{name}: {run.peak_bytes / GB:.1f} GB" for name, run in (starts | big).items()))
-for name, run in starts.items():
-    print(f"{name}: {run.peak_bytes / GB:.1f} GB of {CARD / GB:.1f}: {'fits' if run.peak_bytes < CARD else 'out of memory'} (simulated)")
 
 # %% [markdown]
-# **Read it.** Four texts fit, and the usual start does not: twice the weights are on the card at once. With a group for each
-# block the clone is one block, as *by block* of section 4 measured in small. A bucket comes on top: 1 GB by
-# [default](https://www.deepspeed.ai/docs/config-json/), a fifth of it in the script.
+# **Read it.** Four texts fit, and the usual start does not: the clone (grey) stands beside all weights. With a group for each
+# block the clone is one block. DeepSpeed's own buffers come on top: a *bucket* that collects gradients (1 GB by
+# [default](https://www.deepspeed.ai/docs/config-json/), 0.2 GB in the script), and one for the largest tensor.
 #
-# **What does a step take?** What crosses is as in DeepSpeed's source: with several micro-batches, each sends the gradients' sum
-# down, and each but the first brings it up; once a step gradients go down in fp32, and weights come up. ZeRO-2 sends beside
-# backward with `overlap_comm`, off by default: here all waits for all.
+# **Does the host have room?** DeepSpeed holds 20 bytes a parameter there, and *pins* all but the moments: the system may not
+# move pinned memory, and only that is copied at the link's rate. PyTorch
+# [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a
+# power of two.
+
+# %%
+with torch.device("meta"):
+    groups = by_block(AutoModelForCausalLM.from_config(llama_config(shape)))
+flat = [each * sum(p.numel() for p in group) for group in groups for each in (4, 4, 2)]  # masters, gradients, weights' way up
+single = [2 * p.numel() for group in groups for p in group]  # sums of micro-batches; in the last cell's loop what arrives
+rounded = [sum(2 ** math.ceil(math.log2(size)) for size in pinned) for pinned in (flat, single)]
+host_bytes, loop_host_bytes = 8 * P + sum(rounded), 16 * P + rounded[1]  # 8: two moments; the loop pins what arrives alone
+print(f"host: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB with pinned tensors rounded up (predicted)")
+
+# %% [markdown]
+# A host of 128 GB has no room for that.
+#
+# **What does a step take?** The next cell follows the source of DeepSpeed 0.19.8. With several micro-batches, each but the
+# first brings the gradients' sum up, and each sends it down. Once a step gradients go down in fp32, and weights come up. The
+# CPU's step takes as long as its memory: each parameter moves 8 bytes to clip, 28 for AdamW and 6 to make bf16. All waits for
+# all. `overlap_comm` would change little for a second bucket, because the host stands still at each of these copies
+# (`_wait_for_offload_copies`); the script leaves it out. The last cell's loop in plain PyTorch sends gradients down beside
+# backward, and adds them up on the CPU.
+
+# %%
+F, B = CARDS["RTX 4090"]
+HOST = 2 / 3 * 2 * 8 * 5.6e9  # two channels of DDR5-5600, 8 bytes wide; that two thirds of it are reached is assumed
+
+
+def full_step(texts, loop=False, F=F, B=B, HOST=HOST):
+    m = 16 // texts
+    same = {"compute": 8 * P * texts * LENGTH / F, "weights": 2 * P / B, "micro_batches": m, "beside": loop}
+    if loop:  # clipping is 12 bytes here: torch scales gradients that are small enough, too
+        return StepParts(up=0, down=2 * P / B, first_add=6 * P / HOST, add=10 * P / HOST, last_down=0, step=(12 + 28 + 6) * P / HOST, **same)
+    each = 2 * P / B if m > 1 else 0
+    return StepParts(up=each, down=each, first_add=0, add=0, last_down=4 * P / B, step=(8 + 28 + 6) * P / HOST, **same)
+
 
 # %%
 batch, base = Batch(sequences=16, sequence_length=LENGTH), {"recompute": "full", "micro_batch": 4}
-ways = {"QLoRA": Plan(lora=Lora(base="nf4-dq"), framework="peft", **base),
-        "LoRA + offload": Plan(lora=Lora(), offload="optimizer", framework="peft", **base),
-        **{f"full + offload, {each}": Plan(offload="optimizer", framework="deepspeed", zero_stage=2, **base | {"micro_batch": texts})
-           for each, texts in (("1 text", 1), ("4 texts", 4))}}
-
-F, B = CARDS["RTX 4090"]
-
-# %%
-def step_parts(plan, link=1.0, speed=1.0):
-    told = estimate(shape, Cluster(gpu=gpu("RTX 4090"), nodes=1, gpus_per_node=1, host_memory_bytes=160 * GB), plan, batch)
-    if plan.zero_stage != 2:
-        return told, StepParts(told.step_seconds / speed, 0, 0, 0, 0)  # adapters: their states are too few to count
-    m = batch.sequences // plan.micro_batch
-    sums = 2 * m + 2 * (m - 1) if m > 1 else 0  # bytes a parameter: m times down, m - 1 times up
-    on_link = (each * P / (link * B) for each in (sums, 4, 2))
-    return told, StepParts((told.step_seconds - told.time.optimizer) / speed, *on_link, HOST_ADAM_SECONDS * P)
-
+deepspeed = {"offload": "optimizer", "framework": "deepspeed", "zero_stage": 2}
+WAYS = {"QLoRA": (Plan(lora=Lora(base="nf4-dq"), framework="peft", **base), {}),
+        "LoRA + offload": (Plan(lora=Lora(), offload="optimizer", framework="peft", **base), {}),
+        "full + offload, 1 text": (Plan(**base | deepspeed | {"micro_batch": 1}), {"texts": 1}),
+        "full + offload, 4 texts": (Plan(**base | deepspeed), {"texts": 4}),
+        "full + offload, 8 texts, chunked loss": (Plan(**base | deepspeed | {"micro_batch": 8, "loss": "chunked"}), {"texts": 8}),
+        "full + offload, 4 texts, the last cell's loop": (Plan(**base | deepspeed), {"texts": 4, "loop": True})}
+largest = 2 * shape.vocabulary * shape.hidden  # bytes of the largest tensor
+cluster = Cluster(gpu=gpu("RTX 4090"), nodes=1, gpus_per_node=1, host_memory_bytes=200 * GB)
 
 # %%
-sheet, at = {}, {"as is": {}, "half link": {"link": 0.5}, "twice link": {"link": 2}, "half GPU": {"speed": 0.5}, "twice GPU": {"speed": 2}}
-for name, plan in ways.items():
-    told, parts = step_parts(plan)
-    step = big.get(name.replace("full + offload", "gradients leave"))
-    sheet[name] = {"card, GB": (step.peak_bytes if step else told.peak.needed_bytes) / GB, "host, GB": 20 * P / GB if step else told.host_bytes / GB,
-                   "crossing, GB": (parts.sums + parts.down + parts.up) * B / GB}
-    sheet[name] |= {f"step, s, {words}": sum(step_parts(plan, **change)[1]) for words, change in at.items()}
+def seconds(told, how, **rates):
+    return step_lanes(full_step(**how, **rates))[1] if how else told.step_seconds * F / rates.get("F", F)
+
+
+sheet = {}
+for name, (plan, how) in WAYS.items():
+    told = estimate(shape, cluster, plan, batch)
+    own = 0 if not how else 3 * largest if how.get("loop") else 2 * 1e8 + largest  # gradients under way; or bucket and buffer
+    card_bytes = told.peak.needed_bytes + own - told.peak.bytes_by_category.get(Category.COMMUNICATION, 0)
+    on_link = sum(span.end_seconds - span.start_seconds for span in step_lanes(full_step(**how))[0]["link"]) if how else 0
+    sheet[name] = {"card, GB": card_bytes / GB, "host, GB": (loop_host_bytes if how.get("loop") else host_bytes if how else told.host_bytes) / GB,
+                   "crossing, GB": on_link * B / GB, "step, s": seconds(told, how)}
+    for words, rate in {"link": {"B": B}, "host memory": {"HOST": HOST}, "GPU": {"F": F}}.items():
+        slow, fast = (seconds(told, how, **{key: times * value for key, value in rate.items()}) for times in (0.5, 2))
+        sheet[name][f"{words} at half, twice"] = f"{slow:.0f}, {fast:.0f}"
 display(pd.DataFrame(sheet).T.style.format(precision=1).set_caption(
-    "Llama-2-7B, an RTX 4090, 16 texts a step, 4 at once unless the row says 1, predicted (card of the full rows: simulated)"))
-days = {name: round(50e6 / batch.tokens * row["step, s, as is"] / 86_400, 2) for name, row in sheet.items()}
-print("days for 50 million tokens:", days, "\ntimes QLoRA's:", {name: round(each / days["QLoRA"], 1) for name, each in days.items()})
+    f"Llama-2-7B, an RTX 4090 of {CARD / GB:.1f} GB, a host of {HOST / GB:.0f} GB/s, 16 texts a step, 4 at once unless the row says so, predicted"))
 
 # %%
+whole, qlora = sheet["full + offload, 4 texts"], sheet["QLoRA"]
+times = whole["step, s"] / qlora["step, s"]
+print(f"Full fine-tune: {2 * P / GB:.1f} GB of weights stay, {whole['card, GB']:.1f} GB at the peak; {whole['crossing, GB']:.0f} GB cross, {whole['step, s']:.0f} s a step.")
+print(f"QLoRA: {qlora['card, GB']:.1f} GB at the peak, nothing crosses, {qlora['step, s']:.0f} s a step. The full step takes {times:.1f} times as long; your bet: {my_bet_times}.")
+print("days for 50 million tokens:", {name: round(50e6 / batch.tokens * row["step, s"] / 86_400, 2) for name, row in sheet.items()})
+
+# %% jupyter={"source_hidden": true}
 lanes = {}
-for name, texts, beside in (("16 x 1", 1, False), ("4 x 4", 4, False), ("4 x 4, beside", 4, True)):
-    drawn, end = step_lanes(step_parts(ways[f"full + offload, {texts} text{'s' * (texts > 1)}"])[1], 16 // texts, beside=beside)
-    lanes |= {f"{name}: {lane}": spans for lane, spans in drawn.items()}
-    print(f"{name}: {end:.1f} s")
-show(draw_lanes(lanes, title="One step of 16 texts, full fine-tune", evidence=Evidence.PREDICTED, device="RTX 4090"),
-     alt="16 micro-batches of 1 text wait long for the link, 4 of 4 texts less; beside backward, the link is hidden nearly all")
+for name, how in {"1 text": {"texts": 1}, "4 texts": {"texts": 4}, "loop, 4": {"texts": 4, "loop": True}}.items():
+    drawn, end = step_lanes(full_step(**how))
+    lanes |= {f"{name}, {end:.0f} s: {lane}": spans for lane, spans in drawn.items()}
+show(draw_lanes(lanes, title="A step of 16 texts: DeepSpeed, and the loop", evidence=Evidence.PREDICTED, device="RTX 4090"),
+     alt="With 1 text at once the GPU waits for the link after each; with 4 it waits less; in the loop it waits for the CPU's sums")
 
 # %% [markdown]
-# **Read it.** With one text at once the step is mostly link; with four, mostly GPU. So fill the card first. `overlap_comm` can
-# hide what travels beside backward, not the step's end. Measure your link before you promise days: the last cell has the lines.
+# **The verdict.** If adapters are good enough, take QLoRA without offload. Offload is for the run in which all weights must
+# train. With one text at once the link takes the largest share, so fill the card first. Eight texts fit with a loss in chunks
+# ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`), and spare half of the sums. The loop hides
+# the link, and pays in sums on the CPU.
 #
-# **How far off may such seconds be?** The same terms beside what was published for V100. Table 4 is predicted from the bytes
-# that Adam moves; the step above takes 0.25 s for 10^9 parameters, rounded from it.
-
-# %%
-summaries = summarize(compare_all(("offload",)))
-for row in summaries:
-    print(f"{row.source:<26}{row.quantity:<24}{row.rows:>2} rows, mean error {row.mean:.1%}, bias {row.bias:+.1%}")
-    assert row.mean <= 0.15, f"{row.source}: the prediction is off; which rate is not the published one?"
-
-# %% [markdown]
-# **Read it.** Good to a tenth there: enough for the full fine-tune, not to tell QLoRA from LoRA. No row has an RTX 4090 or bf16.
-#
-# **The script.** For adapters, lesson 06 writes it. Here is that of the full fine-tune. Four traps it avoids:
-#
-# - **The start.** `by_block`, in place of Trainer's two groups.
-# - **Pageable memory.** The system may move ordinary host memory; *pinned* memory stays, and only it is copied at the link's
-#   rate: [6 times faster](https://github.com/deepspeedai/DeepSpeed/pull/5301) up, on one GPU (published). DeepSpeed 0.19.8
-#   pins by default. Leave room: PyTorch [rounds](https://github.com/pytorch/pytorch/issues/150517) a pinned tensor up to a
-#   power of two.
-# - **Loading before the arguments.** `TrainingArguments` come first, so that the model is loaded for DeepSpeed.
-# - **One core.** From two processes on, `torchrun` sets `OMP_NUM_THREADS=1`: set it to your cores divided by the processes.
+# **The script** of the full fine-tune: `by_block` replaces Trainer's two groups, and a DeepSpeed older than 0.19.0 ends it at
+# once.
 
 
 # %%
 def zero_offload(on_gpu):
-    """ZeRO-2 with the optimizer on the host; buckets of 0.2 GB."""
+    """ZeRO-2 with the optimizer on the host; a bucket of 0.2 GB."""
     return {"bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_force_ds_cpu_optimizer": on_gpu,
             "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000_000,  # elements
                                   "offload_optimizer": {"device": "cpu", "pin_memory": on_gpu}},
@@ -487,65 +480,22 @@ def zero_offload(on_gpu):
             "gradient_accumulation_steps": "auto"}
 
 
-# %% jupyter={"source_hidden": true}
-IMPORTS = """# pip install torch transformers accelerate deepspeed      texts.txt: one text a line
-# torchrun --nproc-per-node 1 offload.py [model]
-import sys
-from pathlib import Path
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
-
-if torch.cuda.is_available():  # compiled at its first start: that needs a compiler
-    from deepspeed.ops.adam import DeepSpeedCPUAdam as Adam
-else:
-    from torch.optim import AdamW as Adam
-"""
-
-
-def packed(tokenizer, texts, length):
-    """Texts one after the other, cut into pieces of one length: no padding."""
-    ids = [token for text in texts for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
-    pieces = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
-    return [{"input_ids": piece, "labels": piece} for piece in pieces]
-
-
 # %%
-MAIN = """class ByBlock(Trainer):
-    def create_optimizer(self, model=None):
-        groups = [{"params": group} for group in by_block(self.model)]
-        self.optimizer = Adam(groups, lr=self.args.learning_rate, weight_decay=self.args.weight_decay)
-        return self.optimizer
-"""
-
-# %%
-RUN = """if __name__ == "__main__":
-    base, on_gpu = (sys.argv[1:] or ["meta-llama/Llama-2-7b-hf"])[0], torch.cuda.is_available()
-    pieces = packed(AutoTokenizer.from_pretrained(base), Path("texts.txt").read_text().splitlines(), LENGTH)
-    arguments = TrainingArguments(  # first: what is loaded after it knows of DeepSpeed
-        "tuned", deepspeed=zero_offload(on_gpu), bf16=True, use_cpu=not on_gpu, learning_rate=1e-5, num_train_epochs=1,
-        per_device_train_batch_size=4, gradient_accumulation_steps=4, gradient_checkpointing=True, logging_steps=1,
-        save_strategy="epoch", save_only_model=True,  # False: to resume, 12 bytes a parameter more on disk
-        report_to="none")
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    ByBlock(model, arguments, default_data_collator, pieces).train()
-    print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB (allocated); simulated for Llama-2-7B: PEAK GB, buckets apart")
-"""
-RUN = RUN.replace("LENGTH", str(LENGTH)).replace("PEAK", f"{big['gradients leave, 4 texts'].peak_bytes / GB:.1f}")
-here.write_script("offload.py", IMPORTS, zero_offload, by_block, packed, MAIN, RUN)
+run_text = script_text.run_text(LENGTH, big["gradients leave, 4 texts"].peak_bytes / GB)
+here.write_script("offload.py", script_text.IMPORTS, zero_offload, by_block, script_text.PACKED, script_text.TRAINER, run_text)
 
 # %% [markdown]
-# The same file, one step on a tiny Llama:
+# It starts, saves and loads: one step on a tiny Llama, by torch's AdamW and with nothing pinned, as this machine has no card.
 
 # %%
 if not zero_problem:
     with scratch("lesson-07-script") as folder:
         ran = run_small(here.root / "build" / "lesson-07" / "offload.py", folder, LENGTH)
-    print("loss:", *ran.losses, "\nsaved:", *ran.saved)
-    assert ran.losses and ran.saved, "the script ended, and trained or saved nothing"
-
-# %% [markdown]
-# **Not shown**: the script on a card, where it prints its own peak.
+        assert ran.losses and ran.saved, "the script ended, and trained or saved nothing"
+        saved = (folder / ran.saved[0]).parent
+        prompt = AutoTokenizer.from_pretrained(saved)("a line", return_tensors="pt").input_ids
+        words = AutoModelForCausalLM.from_pretrained(saved).generate(prompt, max_new_tokens=5, do_sample=False)
+    print("loss:", *ran.losses, "\nsaved:", *ran.saved, "\nloaded again:", words.shape[1] - prompt.shape[1], "tokens generated")
 
 # %% [markdown]
 # ## Break it, diagnose it
@@ -564,44 +514,41 @@ assert norm == 0 < there, "gradients should have left the device"
 
 # %% [markdown]
 # **Diagnose it.** Nothing fails, and nothing is clipped: there are no gradients on the device any more. Clip where they
-# are. DeepSpeed does so itself, by its setting `gradient_clipping`.
+# are. DeepSpeed does so by its setting `gradient_clipping`.
 #
 # ## Recap
 #
-# - Needed least often leaves first: optimizer state, then gradients, then weights. 2 bytes per parameter stay, or two
-#   blocks; the host takes 16 to 20. The start must fit as well as the step.
-# - The link is free from $bF/(cB)$ tokens a micro-batch on, if transfers run beside compute; around the step never.
-# - ZeRO-2 on one GPU partitions nothing: its offload is what helps. Adapters of rank 8 have
-#   almost nothing to offload.
+# - 2 bytes a parameter stay on the card, and 20 or more go to the host. The start must fit as well as the step.
+# - The link is free from $bF/(cB)$ tokens a micro-batch on, if transfers run beside compute. The step's end never is.
+# - ZeRO-2 on one GPU partitions nothing: its offload helps.
 #
 # ### Test yourself
 #
-# A full fine-tune of Llama-2-7B on an H100, optimizer and gradients offloaded, is much slower than its compute.
-# A step has 64 micro-batches of 512 tokens. What do you change first, and what do you look at next?
+# A full fine-tune of Llama-2-7B with offload on an H100 is much slower than its compute. A step has 64 micro-batches of 512
+# tokens. What do you change first?
 #
 # <details><summary>Answer</summary>
 #
-# Gradients go down in every micro-batch, and 512 tokens are far below section 3's bound for this card. Take micro-batches
-# of 8,192 tokens: a sixteenth of the transfers. Then look at the CPU step and the weights' way up.
+# Gradients go down in every micro-batch, and 512 tokens are far below section 3's bound. Take micro-batches of 8,192
+# tokens: a sixteenth of the transfers.
 #
 # </details>
 #
 # **Where next.** Do the [lab](../../labs/intermediate/07_offload.ipynb), in a copy: `make my-labs` makes one. Then compare
 # with the [solution](../../solutions/intermediate/07_offload.ipynb).
-#
-# **Reference.** Rajbhandari and others 2021, *ZeRO-Infinity*, [arXiv:2104.07857](https://arxiv.org/abs/2104.07857).
 
 # %% [markdown]
 # ## On Monday
 #
-# `offload.py` is the recipe for transformers and DeepSpeed: start it by `torchrun --nproc-per-node 1 offload.py`.
-# **Plain PyTorch.** You have a `model` in bf16 on the card, checkpointed, and its `loader`. Gradients leave beside backward,
-# on a stream of their own, into pinned memory; the CPU does the step:
+# **With transformers and DeepSpeed**: `torchrun --nproc-per-node 1 offload.py`.
+#
+# **In plain PyTorch**, also not run on a card. You have a `model` in bf16 there, checkpointed, and its `loader`:
 #
 # ```python
+# from collections import deque
 # import torch
 #
-# MICRO_BATCHES, side = 4, torch.cuda.Stream()
+# MICRO_BATCHES, side, under_way = 4, torch.cuda.Stream(), deque()
 # masters = {p: p.detach().to("cpu", torch.float32, copy=True) for p in model.parameters()}
 # arrived = {p: torch.empty_like(p, device="cpu", pin_memory=True, requires_grad=False) for p in masters}
 # optimizer = torch.optim.AdamW(masters.values(), lr=1e-5, fused=True)
@@ -610,8 +557,10 @@ assert norm == 0 < there, "gradients should have left the device"
 #     side.wait_stream(torch.cuda.current_stream())  # until this gradient is computed
 #     with torch.cuda.stream(side):
 #         arrived[p].copy_(p.grad, non_blocking=True)
-#     p.grad.record_stream(side)  # its memory is not used again before the copy has ended
+#     under_way.append((side.record_event(), p.grad))  # its memory is kept until its copy has ended
 #     p.grad = None
+#     if len(under_way) > 2:  # a slow link must not fill the card with gradients
+#         under_way.popleft()[0].synchronize()
 #
 # for p in masters:
 #     p.register_post_accumulate_grad_hook(leave)
@@ -619,9 +568,12 @@ assert norm == 0 < there, "gradients should have left the device"
 # for number, batch in enumerate(loader, 1):
 #     (model(**batch).loss / MICRO_BATCHES).backward()
 #     side.synchronize()  # until all gradients have arrived
+#     under_way.clear()
 #     for p, master in masters.items():
-#         gradient = arrived[p].to(torch.float32, copy=True)
-#         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+#         if master.grad is None:
+#             master.grad = arrived[p].to(torch.float32, copy=True)
+#         else:
+#             master.grad.add_(arrived[p])
 #     if number % MICRO_BATCHES == 0:
 #         torch.nn.utils.clip_grad_norm_(masters.values(), 1.0)  # where the gradients are
 #         optimizer.step()
@@ -631,22 +583,37 @@ assert norm == 0 < there, "gradients should have left the device"
 #                 p.copy_(arrived[p].copy_(master))  # by way of the pinned tensor
 # ```
 #
-# **Your link.** The rate of section 5; pageable memory shows what pinning is worth:
+# **Your three rates, and the step that they predict:**
 #
 # ```python
 # import time
 # import torch
 #
-# for pinned in (False, True):
-#     host = torch.empty(2**28, pin_memory=pinned).fill_(1)  # 1 GiB
-#     card = torch.empty(2**28, device="cuda").fill_(1)
-#     for way, to, source in (("down", host, card), ("up", card, host)):
+# P, TOKENS, MICRO_BATCHES = 6.74e9, 16 * 2048, 4  # parameters; tokens and micro-batches of a step
+#
+# def rate(work, amount):
+#     seconds = []
+#     for _ in range(5):
 #         torch.cuda.synchronize()
 #         start = time.perf_counter()
-#         to.copy_(source)
+#         work()
 #         torch.cuda.synchronize()
-#         print(f"{way}, pinned {pinned}: {source.nbytes / (time.perf_counter() - start) / 1e9:.1f} GB/s")
+#         seconds.append(time.perf_counter() - start)
+#     return amount / min(seconds)
+#
+# card = torch.ones(2**26, device="cuda")
+# for pinned in (False, True):
+#     host = torch.empty(2**26, pin_memory=pinned).fill_(1)
+#     B = rate(lambda: host.copy_(card), card.nbytes)
+#     print(f"link, pinned {pinned}: {B / 1e9:.1f} GB/s")
+# p = torch.zeros(2**26, requires_grad=True)
+# p.grad = torch.ones(2**26)
+# HOST = rate(torch.optim.AdamW([p], fused=True).step, 28 * p.numel())
+# a = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
+# F = rate(lambda: a @ a, 2 * 4096**3)  # the most: training reaches less
+# print(f"host memory: {HOST / 1e9:.0f} GB/s; products: {F / 1e12:.1f} TFLOP/s")
+# crossing = 4 * MICRO_BATCHES + 4 if MICRO_BATCHES > 1 else 6  # bytes a parameter
+# print(f"a step by DeepSpeed: {8 * P * TOKENS / F + crossing * P / B + 42 * P / HOST:.1f} s")
 # ```
 #
-# **Look at** `torch.cuda.max_memory_allocated()`, near 2 bytes a parameter, activations and buckets: raise the micro-batch
-# until the card is full. On the host 20 bytes a parameter must be free.
+# **Look at** `torch.cuda.max_memory_allocated()` after the first step, and raise the micro-batch until the card is full.

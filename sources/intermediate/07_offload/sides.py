@@ -1,4 +1,4 @@
-"""Two panels with a row for each form: what the card holds, and what the host holds."""
+"""A row for each form: what the card holds, and beside it what the host holds."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ def draw_sides(
 ) -> Figure:
     """Bars of bytes by category, the card's on the left and the host's on the right, to one scale.
 
+    Where no form has anything in host memory there is one panel, the card's.
+
     Args:
         rows: of each form, what the card holds and what the host holds.
-        title: above both panels.
+        title: above the panels.
         evidence: what kind of numbers these are.
         device: where they are from.
         unit_bytes, unit: of the axes.
@@ -42,7 +44,8 @@ def draw_sides(
     most = max(sum(side.values()) for sides in rows.values() for side in sides) / unit_bytes
     with course_style():
         figure = Figure(figsize=(9.6, 2.3 + 0.62 * len(rows)), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
+        sides = 2 if any(host for _, host in rows.values()) else 1
+        panels = figure.subplots(1, sides, sharey=True, squeeze=False)[0]
         for side, axes in enumerate(panels):
             for row, held in enumerate(rows.values()):
                 _draw_row(axes, row, held[side], unit_bytes, most)
@@ -61,9 +64,9 @@ def draw_sides(
 
 
 def _draw_row(axes: Axes, row: int, held: Held, unit_bytes: float, most: float) -> None:
-    left = 0.0
-    for category in Category:
-        width = held.get(category, 0) / unit_bytes
+    left, shown = 0.0, [category for category in Category if held.get(category)]
+    for category in shown:
+        width = held[category] / unit_bytes
         look = LOOKS[category]
         axes.barh(row, width, left=left, height=0.6, color=look.color, hatch=look.hatch)
         if width > SMALLEST_NUMBER * most:
@@ -71,6 +74,8 @@ def _draw_row(axes: Axes, row: int, held: Held, unit_bytes: float, most: float) 
             middle = left + width / 2
             axes.text(middle, row, f"{width:.1f}", ha="center", va="center", fontsize=9, bbox=box)
         left += width
+    if len(shown) == 1 and left > SMALLEST_NUMBER * most:
+        return  # its number stands inside
     box = {"boxstyle": "square,pad=0", "facecolor": "white", "linewidth": 0}
     axes.text(left, row, f"  {left:.1f}", va="center", fontsize=10, zorder=3, bbox=box)
 

@@ -1,4 +1,4 @@
-"""How fast a card computes and its link carries while it trains, by the planner."""
+"""How fast a card computes while it trains, by the planner, and how fast its link copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import NamedTuple
 from utils.catalog import ModelShape, device
 from utils.planner import Batch, Cluster, Plan, estimate
 from utils.planner.offload import CHECKPOINTED_FLOPS
-from utils.planner.step_time.collectives import bandwidth_in_training
 from utils.units import GB
 
 __all__ = ["Speeds", "training_speeds"]
@@ -16,7 +15,10 @@ TEXTS = Batch(sequences=16, sequence_length=2048)
 
 
 class Speeds(NamedTuple):
-    """Of a card in training: operations per second, and bytes per second of its link, one way."""
+    """Of a card: operations per second in training, and bytes per second of its link, one way.
+
+    The link's are those of a large pinned copy with nothing beside it, as a probe measures them.
+    """
 
     flops: float
     link: float
@@ -30,4 +32,4 @@ def training_speeds(shape: ModelShape, name: str) -> Speeds:
     told = estimate(shape, cluster, Plan(micro_batch=4, **how), TEXTS)
     operations = CHECKPOINTED_FLOPS * shape.parameter_count * TEXTS.tokens
     compute_seconds = told.step_seconds - told.time.optimizer
-    return Speeds(operations / compute_seconds, bandwidth_in_training(card.pcie))
+    return Speeds(operations / compute_seconds, card.pcie.sustained_bytes_per_second)

@@ -12,46 +12,51 @@ BACKWARD_SHARE = 6 / 8  # of the compute with every block checkpointed
 
 
 class StepParts(NamedTuple):
-    """Seconds of a step's parts.
+    """Seconds of a step's parts; each of the first four is of one micro-batch.
 
     Attributes:
-        compute: of all micro-batches on the GPU.
-        sums: of the gradients' sums on the link, all micro-batches and both ways.
-        down, up: on the link once a step: fp32 gradients, and weights.
-        adam: of the optimizer on the CPU.
+        compute: forward and backward on the GPU.
+        up: the sum so far comes to the card. The first micro-batch has none to bring.
+        down: gradients, or their sum, go to the host.
+        first_add, add: the CPU adds them to its sum; the first time, and each time after.
+        last_down: once a step, the gradients again in fp32.
+        step: clipping and AdamW on the CPU.
+        weights: they come up.
+        micro_batches: in the step.
+        beside: gradients go down beside backward; else all waits for all.
     """
 
     compute: float
-    sums: float
-    down: float
     up: float
-    adam: float
+    down: float
+    first_add: float
+    add: float
+    last_down: float
+    step: float
+    weights: float
+    micro_batches: int
+    beside: bool
 
 
-def step_lanes(
-    parts: StepParts, micro_batches: int, *, beside: bool
-) -> tuple[dict[str, list[Span]], float]:
-    """The lanes of one step, and its seconds.
-
-    Args:
-        parts: of the step.
-        micro_batches: in the step.
-        beside: gradients travel beside backward; else the GPU waits for them.
-    """
+def step_lanes(parts: StepParts) -> tuple[dict[str, list[Span]], float]:
+    """The lanes of one step, and its seconds."""
     lanes: dict[str, list[Span]] = {"GPU": [], "link": [], "CPU": []}
-    each, sums, now = parts.compute / micro_batches, parts.sums / micro_batches, 0.0
-    for _ in range(micro_batches):
-        computed = now + each
-        leaves = computed - BACKWARD_SHARE * each if beside else computed
-        lanes["GPU"].append(Span("forward and backward", now, computed))
-        if sums:
-            lanes["link"].append(Span("gradients and their sums", leaves, leaves + sums))
-        now = max(computed, leaves + sums)
-    for lane, kind, seconds in (
-        ("link", "gradients and their sums", parts.down),
-        ("CPU", "AdamW on the CPU", parts.adam),
-        ("link", "weights", parts.up),
-    ):
-        lanes[lane].append(Span(kind, now, now + seconds))
+    now = 0.0
+
+    def work(lane: str, kind: str, seconds: float) -> None:
+        nonlocal now
+        if seconds:
+            lanes[lane].append(Span(kind, now, now + seconds))
         now += seconds
+
+    for number in range(parts.micro_batches):
+        work("GPU", "forward and backward", parts.compute)
+        if parts.beside:
+            now -= BACKWARD_SHARE * parts.compute
+        work("link", "gradients or sums", parts.down + parts.up * (number > 0))
+        now = max(now, lanes["GPU"][-1].end_seconds)
+        work("CPU", "sum, clip, AdamW", parts.add if number else parts.first_add)
+    work("link", "gradients or sums", parts.last_down)
+    work("CPU", "sum, clip, AdamW", parts.step)
+    work("link", "weights", parts.weights)
     return lanes, now

@@ -1,0 +1,76 @@
+"""Lesson 07's pictures and the seconds that they show: who holds what, what waits for what."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.figure import Figure
+
+from utils.lessons.lesson_07.flow import draw_flow
+from utils.lessons.lesson_07.forms import prepared
+from utils.lessons.lesson_07.script_text import run_text
+from utils.lessons.lesson_07.sides import draw_sides
+from utils.lessons.lesson_07.step_lanes import StepParts, step_lanes
+from utils.units import Category, Evidence
+
+WAITS = StepParts(
+    compute=8.0,
+    up=1.0,
+    down=2.0,
+    first_add=0.0,
+    add=0.0,
+    last_down=4.0,
+    step=5.0,
+    weights=3.0,
+    micro_batches=3,
+    beside=False,
+)
+
+
+def texts(figure: Figure) -> str:
+    return "\n".join(text.get_text() for axes in figure.axes for text in axes.texts)
+
+
+def test_all_waits_for_all() -> None:
+    lanes, seconds = step_lanes(WAITS)
+    assert seconds == 3 * 8 + 3 * 2 + 2 * 1 + 4 + 5 + 3
+    sums = [span.end_seconds - span.start_seconds for span in lanes["link"]]
+    assert sums == [2, 3, 3, 4, 3], "the first micro-batch has no sum to bring up"
+
+
+@pytest.mark.parametrize(("down", "seen"), [(5.0, 0.0), (7.0, 1.0)])
+def test_beside_backward_a_link_hides_as_far_as_backward_lasts(down: float, seen: float) -> None:
+    parts = WAITS._replace(up=0, down=down, last_down=0, beside=True, first_add=0.5, add=1.5)
+    assert step_lanes(parts)[1] == 3 * (8 + seen) + 0.5 + 2 * 1.5 + 5 + 3
+
+
+def test_the_flow_says_what_crosses() -> None:
+    told = texts(draw_flow(1e9, model="A model"))
+    assert "each gradient, 2.0 GB" in told and "weights, 2.0 GB" in told
+    assert "gradients, fp32\n4.0 GB" in told and "12.0 GB" in told
+
+
+def test_a_host_that_holds_nothing_has_no_panel() -> None:
+    held = {Category.PARAMETERS: 3e9}
+    how = {"title": "A title", "evidence": Evidence.PREDICTED}
+    assert len(draw_sides({"one": (held, {}), "two": (held, {})}, **how).axes) == 1
+    assert len(draw_sides({"one": (held, {}), "two": (held, held)}, **how).axes) == 2
+
+
+def test_a_bar_of_one_part_has_its_number_once() -> None:
+    parts = {Category.PARAMETERS: 3e9, Category.GRADIENTS: 2e9}
+    figure = draw_sides(
+        {"one": ({Category.PARAMETERS: 3e9}, {}), "two": (parts, {})},
+        title="A title",
+        evidence=Evidence.PREDICTED,
+    )
+    assert sorted(texts(figure).split()) == ["2.0", "3.0", "3.0", "5.0"]
+
+
+def test_an_unknown_form_is_named() -> None:
+    with pytest.raises(ValueError, match="form='gradients'; write one of 'plain'"):
+        prepared("gradients", lambda *_: None, lambda *_: None)
+
+
+def test_the_script_takes_its_length_and_its_peak() -> None:
+    told = run_text(512, 19.06)
+    assert "splitlines(), 512)" in told and "simulated for Llama-2-7B: 19.1 GB" in told
