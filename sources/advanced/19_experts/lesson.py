@@ -99,8 +99,8 @@ check("19.states_gb", states_gb)
 # ## 2. Router, top-k, dispatch
 #
 # The router gives each token a probability for each expert. The token goes to the $k$ largest, and their outputs are
-# added, weighted by those probabilities, scaled to sum to 1. (DeepSeek-V3
-# scores by a sigmoid; the rest is alike.) An expert is the feed-forward layer of a Llama.
+# added, weighted by those probabilities, scaled to sum to 1. (DeepSeek-V3 scores by a sigmoid.) An expert is
+# the feed-forward layer of a Llama.
 
 # %%
 def route(x, router, k, bias=0.0):  # the bias comes in section 4
@@ -334,9 +334,9 @@ show(draw_breakdown(bars, title="Qwen3-30B-A3B: one of 8 H100 at its peak", limi
 (exchanged,) = (row.payload_bytes for row in kept.traffic if row.collective == "all-to-all")  # k rows a token, four times
 
 # %% [markdown]
-# **Read it.** With all kept, or with the experts alone recomputed, one node is too small. **With whole layers recomputed any load
-# fits**, because the rows of one layer at a time are alive. (Load still costs time: section 4.) What is wrapped decides whether rows
-# travel again:
+# **Read it.** With all kept one node is too small; with the experts alone recomputed there is no room left. **With whole layers
+# recomputed any load fits**, because the rows of one layer at a time are alive. (Load still costs time: section 4.) What is wrapped
+# decides whether rows travel again:
 
 # %%
 WRAPPED = {"experts alone": partial(mixture_on_ranks, work=partial(checkpoint, by_expert, use_reentrant=False)),
@@ -388,10 +388,10 @@ show(draw_load({way: [loads for _, loads in runs] for way, runs in trained.items
      alt="Rows of the busiest expert, and rank, over the mean, by step: soon near the worst; left alone they fall less than with a cure.")
 
 # %% [markdown]
-# **Read it.** At first nearly every token chooses the same two experts. Then both cures bring the load down further than the router
-# alone. Here the favourites lie on different ranks; on one, the right panel would reach its upper line, too. The mean rank
-# waits $1 - 1/\text{load}$ of the experts' time: a third at load 1.5. On several ranks the bias must follow *all* ranks' rows, by an
-# all-reduce of $E$ numbers, or biases drift apart.
+# **Read it.** At first nearly every token chooses the same two experts. Then both cures bring the load down further. A rank that holds
+# one of the two favourites has load 2, and one that held both would have load 4. The mean rank waits $1 - 1/\text{load}$ of the
+# experts' time: a third at load 1.5. On several ranks the bias must follow *all* ranks' rows, by an all-reduce of $E$ numbers, or
+# biases drift apart.
 #
 # **One loss for each layer.** Some libraries pool all layers' rows in one loss. Let four layers each send *every* token to two
 # experts of their own:
@@ -509,7 +509,8 @@ for (make, fault), losses in found.items():
 # [solution](../../solutions/advanced/19_experts.ipynb).
 #
 # **References.** [Mixtures](https://arxiv.org/abs/1701.06538), [GShard](https://arxiv.org/abs/2006.16668),
-# [DeepSeek-V3](https://arxiv.org/abs/2412.19437), [DeepEP](https://github.com/deepseek-ai/DeepEP).
+# [DeepSeek-V3](https://arxiv.org/abs/2412.19437), [DeepEP](https://github.com/deepseek-ai/DeepEP),
+# [torchtitan](https://github.com/pytorch/torchtitan).
 
 # %% [markdown]
 # ## On Monday
