@@ -14,8 +14,7 @@
 # **The question.** Mixtral-8x7B has 47B parameters and uses 13B of them for a token. What does that save, and what does
 # it cost?
 #
-# **Promise.** You route tokens by hand, in one process and in four; predict what ranks hold and send; and steer a router back into
-# balance.
+# **Promise.** You route tokens by hand, also on four ranks; predict what ranks hold and send; and balance a router.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,8 +22,8 @@
 #
 # ## A bet
 #
-# For a token Mixtral computes what a dense model of 13B computes. Train both with Adam. How many times the dense model's bytes of
-# parameters, gradients and [states](../00_glossary.ipynb) does Mixtral need?
+# For a token Mixtral computes what a dense model of 13B computes. How many times its
+# [model states](../00_glossary.ipynb) (parameters, gradients and Adam's two moments, in bytes) does Mixtral need?
 
 # %%
 my_bet_times = 1.0
@@ -44,7 +43,6 @@ from functools import partial
 
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
@@ -53,7 +51,7 @@ from utils.fitting.model_configs import model_config
 from utils.lessons.lesson_19.at_size import qwen3_30b_a3b, qwen3_flops
 from utils.lessons.lesson_19.exchange import gathered_counts
 from utils.lessons.lesson_19.figures import draw_crossing, draw_exchange, draw_held_and_used, draw_load, draw_mesh
-from utils.lessons.lesson_19.layers import Biased, Experts, Mixture, dense, experts_held, keep_my_experts, small_model
+from utils.lessons.lesson_19.layers import Biased, Mixture, dense, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.published import PARAMETERS
 from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes
 from utils.lessons.lesson_19.training import first_come, held_out, rows_sent, train, train_on_text
@@ -77,23 +75,21 @@ for name, config in CONFIGS.items():
     held = sum(p.numel() for p in model.parameters())
     experts = sum(p.numel() for at, p in model.named_parameters() if ".experts." in at)
     models[name] = held / 1e9, (held - experts * (E - k) / E) / 1e9
-    embedding = config.vocab_size * config.hidden_size / 1e9
-    print(f"{name:<14} {k} of {E:>3} experts: {models[name][0]:6.2f}B held, {models[name][1]:5.2f}B used ({embedding:.2f}B embedding);",
+    print(f"{name:<14} {k} of {E:>3} experts: {models[name][0]:6.2f}B held, {models[name][1]:5.2f}B used;",
           "published: {:g}B and {:g}B ({})".format(*PARAMETERS[name]))
 
 # %%
 show(draw_held_and_used(models),
      alt="Billions of parameters used, and held: Mixtral 12.9 and 46.7, Qwen3-30B-A3B 3.4 and 30.5, DeepSeek-V3 37.6 and 671.")
 held, used = models["Mixtral-8x7B"]
-print(f"states at 16 bytes a parameter: {16 * held:.0f} GB, and {16 * used:.0f} GB of a dense model; "
+print(f"model states at 16 bytes a parameter: {16 * held:.0f} GB, and {16 * used:.0f} GB of a dense model; "
       f"{held / used:.1f} times as many, and your bet was {my_bet_times}")
 
 # %% [markdown]
-# **Read it.** **Arithmetic follows what is used, states what is held.** Adam keeps states for every expert, also for one that
-# got no token. (The embedding is only looked up: it is used without a product.)
+# **Read it.** **Arithmetic follows what is used, model states follow what is held**: Adam keeps moments for every expert.
 #
-# **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of parameters, gradients and states have all ranks
-# together, if nothing is held twice?
+# **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states have all ranks together, if nothing is
+# held twice?
 
 # %%
 states_gb = ...
@@ -103,8 +99,8 @@ check("19.states_gb", states_gb)
 # ## 2. Router, top-k, dispatch
 #
 # The router gives each token a probability for each expert. The token goes to the $k$ largest, and their outputs are
-# added, weighted by those probabilities, scaled to sum to 1. (Not with $k = 1$: the one weight would always be 1, and the router
-# would get no gradient.) An expert is the feed-forward layer of a Llama.
+# added, weighted by those probabilities, scaled to sum to 1. (DeepSeek-V3 scores by a sigmoid.) An expert is
+# the feed-forward layer of a Llama.
 
 # %%
 def route(x, router, k, bias=0.0):  # the bias comes in section 4
@@ -120,20 +116,23 @@ def one_expert(rows, w_in, w_out):
 
 
 # %% [markdown]
-# A token's vector is copied $k$ times. These **rows** are sorted by expert, so that each expert has its rows in one piece.
-# That is *dispatch*; *combine* adds what comes back to the tokens:
+# A token's vector is copied $k$ times. These **rows** are sorted by expert, so that each expert has its rows in one piece. That is
+# *dispatch*. *Combine* brings the results back into the tokens' order, and adds the $k$ of each token:
 
 # %%
 def by_expert(rows, counts, w_in, w_out):  # also for experts without rows: their gradients are 0, not missing
     return torch.cat([one_expert(part, a, b) for part, a, b in zip(rows.split(counts), w_in, w_out, strict=True)])
 
 
+def combine(rows, weight):  # (tokens * k, H) in the tokens' order -> (tokens, H)
+    return (weight[..., None] * rows.view(*weight.shape, -1)).sum(1)
+
+
 def dispatch_and_combine(x, choice, weight, w_in, w_out):
-    order = choice.flatten().argsort(stable=True)  # rows by expert
-    token = order // choice.shape[1]  # whose row it is
+    order = choice.flatten().argsort(stable=True)  # place i by expert was place order[i] by token
     counts = choice.flatten().bincount(minlength=len(w_in)).tolist()
-    rows = by_expert(x[token], counts, w_in, w_out)
-    return torch.zeros_like(x).index_add(0, token, weight.flatten()[order, None] * rows)
+    rows = by_expert(x[order // choice.shape[1]], counts, w_in, w_out)
+    return combine(rows[order.argsort()], weight)
 
 
 def mixture(x, router, w_in, w_out, k, bias=0.0):
@@ -141,28 +140,22 @@ def mixture(x, router, w_in, w_out, k, bias=0.0):
 
 
 # %% [markdown]
-# By definition every expert computes every token, times a weight that is mostly zero. Does dispatch give the same? And does
-# `grouped_mm`, one call in place of the loop? (`Mixture` holds the matrices: `sources/advanced/19_experts/layers.py`.)
+# By definition every expert computes every token, times a weight that is mostly zero. Does dispatch give the same? (`Mixture` is a
+# module that holds the matrices and calls the function it is given. On a GPU `F.grouped_mm` does the loop's products in one call.)
 
 # %%
 RANKS, H = 4, 32  # of section 3; channels
 torch.manual_seed(0)
-layer, x = Mixture(H, 48, 8, 2, mixture), torch.randn(200, H)
+layer, x = Mixture(hidden=H, width=48, experts=8, k=2, compute=mixture), torch.randn(200, H)
 choice, weight, _ = route(x, layer.router, 2)
 w_in, w_out = layer.experts.w_in, layer.experts.w_out
 defined = sum(((choice == e) * weight).sum(-1, keepdim=True) * one_expert(x, w_in[e], w_out[e]) for e in range(8))
-order = choice.flatten().argsort(stable=True)
-ends = choice.flatten().bincount(minlength=8).cumsum(0).int()
-gate, up = F.grouped_mm(x[order // 2], w_in, offs=ends).chunk(2, -1)
-rows = F.grouped_mm(F.silu(gate) * up, w_out, offs=ends)
-grouped = torch.zeros_like(x).index_add(0, order // 2, weight.flatten()[order, None] * rows)
-for way, found in (("dispatched", layer(x)), ("grouped_mm", grouped)):
-    gap = ((found - defined).norm() / defined.norm()).item()
-    print(f"{way}: {gap:.0e} from the definition, in fp32")
-    assert gap < 1e-6, f"{way} computes something else: fp32 rounds at 6e-8, and sums have few terms"
+gap = ((layer(x) - defined).norm() / defined.norm()).item()
+print(f"dispatched: {gap:.0e} from the definition, in fp32")
+assert gap < 1e-6, "dispatch computes something else: fp32 rounds at 6e-8, and sums have few terms"
 
 # %% [markdown]
-# **Predict.** A mixture ($E = 8$, $k = 2$, experts of width 512) beside a dense layer of width 1,024, which computes as much,
+# **Predict.** Beside a mixture ($E = 8$, $k = 2$, experts of width 512) stand a dense layer of width 1,024, which computes as much,
 # and one of width 4,096, which holds as many parameters. Which columns are alike?
 
 # %%
@@ -172,19 +165,18 @@ for name, layer in layers.items():
     x = torch.randn(2048, 256, requires_grad=True)
     flops, kept = forward_flops(layer, x), kept_bytes(layer, x)
     states = adam_bytes(layer, lambda layer=layer, x=x: layer(x).sum().backward())
-    print(f"{name:<24} {flops / 1e9:5.2f} GFLOP forward, {states / 2**20:5.1f} MiB of parameters, gradients and states,",
+    print(f"{name:<24} {flops / 1e9:5.2f} GFLOP forward, {states / 2**20:5.1f} MiB of model states,",
           f"{kept / 2**20:5.1f} MiB kept for backward (measured)")
 
 # %% [markdown]
-# **Read it.** FLOPs are the small layer's, but for the router, and states are the large layer's. What is kept for backward follows $k$:
-# beside the small layer's, $k$ copies of each vector as experts got it, as they gave it, and weighted. **At
-# equal FLOPs a mixture costs states and copies of vectors, here 36% more activations. At equal states it saves FLOPs
-# and activations.** (Losses are not compared here.)
+# **Read it.** For backward the mixture keeps what the small layer keeps, and copies of each vector: $k$ as experts got it, $k$ as
+# they gave it. **At equal FLOPs a mixture costs model states and copies of vectors. At equal model states it saves FLOPs and
+# activations.**
 #
 # ## 3. Experts on four ranks
 #
 # **Expert parallelism (EP)**: each rank holds $E/4$ experts and reads its own tokens. Rows travel to their experts and back by an
-# all-to-all; gradients go the same way, with sizes exchanged:
+# all-to-all. Gradients go the same way:
 
 # %%
 class Send(torch.autograd.Function):
@@ -203,30 +195,31 @@ class Send(torch.autograd.Function):
 
 
 # %% [markdown]
-# How many rows will come? Each rank first tells all others its counts, by an all-gather (`gathered_counts`, in `exchange.py`).
+# How many rows will come? Each rank first tells all others its counts, by an all-gather. (`gathered_counts` also stops all ranks if
+# a router gave NaN.) Rows are sorted twice, before and after they travel:
 
 # %%
 def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None, work=by_expert):
     choice, weight, p = route(x, router, k, bias)
-    order = choice.flatten().argsort(stable=True)
-    token, held = order // k, len(w_in)
+    order, held, place = choice.flatten().argsort(stable=True), len(w_in), dist.get_rank(group)
     everyone = gathered_counts(choice, p, held, group)  # (ranks, E): each rank's rows for each expert; a GPU's host waits here
-    place = dist.get_rank(group)
-    mine = everyone[:, place * held : (place + 1) * held]  # what each rank sends to each of my experts
-    out, into = everyone[place].view(-1, held).sum(1).tolist(), mine.sum(1).tolist()
-    rows = Send.apply(x[token], out, into, group)
-    expert = torch.arange(held, device=mine.device).repeat(len(mine)).repeat_interleave(mine.flatten())  # rows came by sender
-    by = expert.argsort(stable=True)
+    mine = everyone[:, place * held : (place + 1) * held]  # (ranks, held): what each rank sends to each of my experts
+    out, into = everyone[place].view(-1, held).sum(1).tolist(), mine.sum(1).tolist()  # rows for each rank, and from each
+    rows = Send.apply(x[order // k], out, into, group)  # these lie by sender, and within a sender by expert
+    expert = torch.arange(held, device=mine.device).repeat(len(mine)).repeat_interleave(mine.flatten())  # of each row
+    by = expert.argsort(stable=True)  # the second sort: all senders' rows for one expert in one piece
     done = work(rows[by], mine.sum(0).tolist(), w_in, w_out)
     back = Send.apply(done[by.argsort()], into, out, group)
-    return torch.zeros_like(x).index_add(0, token, weight.flatten()[order, None] * back)
+    return combine(back[order.argsort()], weight)
 
 
 # %% [markdown]
-# **The rule of gradients.** The loss is the mean over all ranks' tokens, equally many on each. All but the experts stands on
-# every rank, and each rank has a part of its gradient: sum over the ranks, then divide by 4. An expert stands on *one* rank and has
-# worked on all ranks' rows: its gradient is summed already, and only divided by 4. (The model has two blocks of 32
-# channels, with 8 experts of width 48 and a shared one.)
+# **The rule of gradients.** The loss is the mean over all ranks' tokens, equally many on each. All but the experts is on
+# every rank, and each rank has a part of its gradient: sum over the ranks, then divide by 4. An expert is on *one* rank and has
+# worked on all ranks' rows: its gradient is summed already, and is only divided by 4.
+#
+# The model has two blocks of 32 channels, with 8 experts of width 48 and a shared one. `keep_my_experts` leaves a rank its quarter of
+# the experts. `train` takes ten steps, each rank on its quarter of the batch, and returns losses over all tokens.
 
 # %%
 def by_the_rule(model):
@@ -246,8 +239,8 @@ def on_ranks(exchange=mixture_on_ranks):
 
 # %% [markdown]
 # **Predict the bytes.** Each of $R = 4$ ranks has $T = 32$ tokens. It puts in $kT$ rows of $h$ numbers, and sends back as
-# many as *came*, in forward and in backward. A rank's bytes depend on the router; over all ranks they are
-# $R \cdot 4 k T h \cdot 8$ a layer and step, with rows that stay and without the counts. Two layers, 10 steps.
+# many as *came*, in forward and in backward. Over all ranks that makes $R \cdot 4 k T h$ numbers a layer and step, of 8 bytes in
+# fp64. There are two layers and 10 steps.
 
 # %%
 def in_one_process(make=torch.optim.AdamW):
@@ -255,7 +248,7 @@ def in_one_process(make=torch.optim.AdamW):
 
 
 one = run_ranks(in_one_process, 1)[0]
-results = run_ranks(on_ranks, RANKS)
+results = run_ranks(lambda: (*on_ranks(), rows_sent(mixture, route)), RANKS)
 gap = max(abs(a / b - 1) for a, b in zip(results[0][0], one, strict=True))
 sent, expected = sum(r[2] for r in results), RANKS * 4 * 2 * 32 * H * 8 * 2 * 10
 held, everything = results[0][1], experts_held(small_model(mixture))
@@ -265,12 +258,14 @@ assert gap < 1e-12, "fp64 sums in another order: more than 1e-12 in ten steps is
 assert sent == expected and held == everything / RANKS, "over all ranks k T rows each, four times"
 
 # %% jupyter={"source_hidden": true}
-first_step = run_ranks(rows_sent, RANKS, mixture, route)[0]
+first_step = results[0][3]
 show(draw_exchange(first_step, 32, 2),
-     alt="Four ranks send rows to four ranks that hold two experts each, and get as many back. From each rank 64 rows leave: "
+     alt="Four ranks put rows in for four ranks that hold two experts each, and get as many back. Each rank puts in 64 rows: "
      + "; ".join(f"rank {r} gets {n}" for r, n in enumerate(first_step.sum(0).tolist())) + ".")
 
 # %% [markdown]
+# **Read it.** Ranks put in equally many rows, and get unequally many. **Load** is a rank's rows over the mean rank's.
+#
 # **Question.** DeepSeek-V3: $k = 8$, $h = 7168$. How many MB ($10^6$ bytes) does a rank put into *one* exchange for 4,096 tokens
 # in bf16?
 
@@ -312,56 +307,35 @@ print(f"2 expert ranks x 2 replicas: losses {gap:.0e} from one process; a rank k
 assert gap < 1e-12 and held == everything / RANKS, "each number of the experts once, on one of four ranks"
 
 # %% [markdown]
-# FSDP splits dimension 0, which counts experts. Where a rank computes fewer experts than there are replicas, some replicas hold
-# nothing, and others too much. `shard_placement_fn` splits another dimension. Here four replicas share one expert:
+# **Why not FSDP alone?** It gathers *all* experts of a layer on every rank. Here is what a rank then has of them in backward, beside
+# its share of the model states:
 
 # %%
-def numbers_kept(placement=None):
-    experts, mesh = Experts(H, 48, 1, mixture), init_device_mesh("cpu", (RANKS,))
-    fully_shard(experts, mesh=mesh, shard_placement_fn=placement)
-    return sum(p.to_local().numel() for p in experts.parameters())
-
-
-by_expert_index, by_channel = zip(*run_ranks(lambda: (numbers_kept(), numbers_kept(lambda p: Shard(1))), RANKS), strict=True)
-print("numbers that each replica keeps, split in dimension 0:", *by_expert_index, "  in dimension 1:", *by_channel)
-assert len(set(by_channel)) == 1 and sum(by_channel) == sum(by_expert_index), "each replica keeps as much"
-
-# %% [markdown]
-# **Why not FSDP alone?** It gathers *all* experts of a layer on every rank. In GB, for a layer and step on 256 ranks with 4,096
-# tokens each, states aside:
-
-# %%
-# Bytes a number. Moved: two gathers in bf16, a sum in fp32. At the peak: weights of two layers, gradients, and these in fp32.
-tokens, ranks, moved, at_peak = 4096, 256, 2 + 2 + 4, 2 + 2 + 2 + 4
-print("predicted       FSDP alone: in backward    moved    EP x replicas: rows moved  weights moved    equal from tokens a rank")
 for name, c in CONFIGS.items():
     width = getattr(c, "moe_intermediate_size", c.intermediate_size)
-    parts, held = min(ranks, c.num_local_experts), c.num_local_experts * 3 * c.hidden_size * width
-    alone, within = moved * (1 - 1 / ranks) * held, moved * (1 - parts / ranks) * held / parts  # over ranks / parts replicas
-    rows = 4 * (1 - 1 / parts) * c.num_experts_per_tok * tokens * c.hidden_size * 2
-    print(f"{name:<20}{at_peak * held / 1e9:17.1f} {alone / 1e9:11.1f} {f'{parts} x {ranks // parts}':>12} {rows / 1e9:14.2f} {within / 1e9:14.2f}",
-          f"{tokens * (alone - within) / rows:20,.0f}")
+    all_of_them = (2 + 2 + 2 + 4) * c.num_local_experts * 3 * c.hidden_size * width / 1e9  # two layers' weights, gradients, these in fp32
+    print(f"{name:<14} {all_of_them:6.1f} GB with FSDP alone, {all_of_them / 8:5.1f} GB with EP 8 (predicted)")
 
 # %% [markdown]
-# **Read it.** In backward FSDP alone holds two layers' weights, and one layer's gradients in bf16 and in fp32: 113 GB for DeepSeek-V3.
-# It also moves more bytes, below the last column's tokens. (Mixtral's 8 x 32 needs `Shard(1)`.)
+# **Read it.** DeepSeek-V3's experts need more than an H100 has. (EP 8 means that 8 ranks share them.)
 #
-# Now **Qwen3-30B-A3B** on H100s, EP 8, 4,096 tokens a rank, fp32 states. *Load* is a rank's rows over the mean rank's. The worst is
-# assumed: one rank is busy in every layer. *Simulated*: operations run without values, and every allocation is counted.
+# ### Does it fit one node?
+#
+# **Qwen3-30B-A3B**, EP 8, 4,096 tokens a rank, fp32 model states. The worst load that there can be is 8: all rows come
+# to one rank, in every layer. *Simulated*: operations run without values, and every allocation is counted.
 
 # %% jupyter={"source_hidden": true}
-even, busy, cured = (qwen3_30b_a3b(load=load, recompute=again) for load, again in ((1.0, False), (1.5, False), (1.5, True)))
-one_node = predicted("8 ranks, load 1, all kept", {k: n * (2 if k in ("parameters", "optimizer state") else 1) for k, n in even.breakdown.items()})
-bars, card = [even, busy, cured, one_node, qwen3_30b_a3b(ranks=8, load=3.0, layers_again=True)], simulated_device("H100").usable_bytes
-show(draw_breakdown(bars, title="One rank at its peak, Qwen3-30B-A3B, EP 8", limit=f"{card / 2**30:.1f} GiB"),
+kept, again, all_here = qwen3_30b_a3b(), qwen3_30b_a3b(layers_again=True), qwen3_30b_a3b(layers_again=True, load=8.0)
+inside = 48 * 8 * 4096 * 2 * 4 * 768  # bytes of gate, up and two tensors made of these, for each row
+part = {kind: size - inside * (kind == "activations") for kind, size in kept.breakdown.items()}
+bars, card = [kept, predicted("experts recomputed, load 1", part), again, all_here], simulated_device("H100").usable_bytes
+show(draw_breakdown(bars, title="Qwen3-30B-A3B: one of 8 H100 at its peak", limit=f"{card / 2**30:.1f} GiB"),
      alt="; ".join(f"{bar.name}: {bar.breakdown.total_bytes / 2**30:.1f} GiB" for bar in bars))
-(exchanged,) = (row.payload_bytes for row in even.traffic if row.collective == "all-to-all")  # k rows a token, four times
-limit = 1 + 0.5 * (card - even.peak_bytes) / (busy.peak_bytes - even.peak_bytes)
-print(f"16 ranks, all kept: fits the H100's {card / 2**30:.1f} GiB up to load {limit:.1f} (predicted)")
+(exchanged,) = (row.payload_bytes for row in kept.traffic if row.collective == "all-to-all")  # k rows a token, four times
 
 # %% [markdown]
-# **Read it.** On 16 ranks even rows fit, and load 1.5 does not: a row keeps its vector, gate and up, and two tensors made of these.
-# (Leave room for fragmentation.) **Recompute the experts**, and a row keeps its vector alone. What is wrapped
+# **Read it.** With all kept one node is too small; with the experts alone recomputed there is no room left. **With whole layers
+# recomputed any load fits**, because the rows of one layer at a time are alive. (Load still costs time: section 4.) What is wrapped
 # decides whether rows travel again:
 
 # %%
@@ -372,31 +346,28 @@ for name in WRAPPED:
     gap = max(abs(a / b - 1) for a, b in zip(found[0][name][0], one, strict=True))
     print(f"recomputed {name:<16} losses {gap:.0e} from one process; exchanged {sum(r[name][2] for r in found) / sent:.1f} times the bytes")
     assert gap < 1e-12, "what is computed again is the same"
-print(f"Qwen3's experts once more are {qwen3_flops(experts_alone=True) / 3 / qwen3_flops():.0%} of a step's products (predicted)")
 
 # %% [markdown]
-# **Read it.** Wrap the experts alone where the network is slow. transformers recomputes whole layers: rows travel six times in place of
-# four, and one node fits at load 3.
+# **Read it.** transformers recomputes whole layers, so rows travel six times in place of four. torchtitan's selective checkpointing
+# keeps what came.
 #
 # ## 4. Balance
 #
-# Nothing makes a router treat experts alike, and a layer ends when its busiest rank is done. There are two cures. An **auxiliary
+# Nothing makes a router treat experts alike, and a layer ends when its busiest rank is done. An **auxiliary
 # loss** $E \sum_e f_e P_e$, with $f_e$ the share of rows that $e$ got and $P_e$ its mean probability, moves the router by its
-# gradient. A **bias** is added to probabilities for the *choice* alone. After each step it rises for an expert with too few
+# gradient. Or a **bias** is added to probabilities, for the *choice* alone: after each step it rises for an expert with too few
 # rows and falls for one with too many.
 
 # %%
-class Steered(Biased):  # a mixture with a `bias` of the choice: a buffer, so saved, and without a gradient
-    all_ranks = True  # whose rows count
+def auxiliary_loss(p, load):
+    return p.shape[1] * (load / load.sum() * p.mean(0)).sum()
 
+
+class Steered(Biased):  # a mixture with a `bias` of the choice: a buffer, so saved, and without a gradient
     def forward(self, x):
-        vectors = x.detach().flatten(0, -2)
-        self.alike = (vectors.mean(0).square().sum() / vectors.square().sum(-1).mean()).item()  # 1: all vectors are one
         choice, _, p = route(x.flatten(0, -2), self.router, self.k, self.bias)
         self.load = choice.flatten().bincount(minlength=p.shape[1])
-        if dist.is_initialized() and self.all_ranks:
-            dist.all_reduce(self.load)
-        self.auxiliary = p.shape[1] * (self.load / self.load.sum() * p.mean(0)).sum()
+        self.auxiliary = auxiliary_loss(p, self.load)
         return super().forward(x)  # routes once more: the same choice
 
 
@@ -412,40 +383,37 @@ def after_step(way, layer):
 
 WAYS, SEEDS = ("left alone", "auxiliary loss", "bias"), range(2)
 trained = {way: [train_on_text(partial(Steered, 64, 64, 8, 2, mixture), partial(added_loss, way), partial(after_step, way), seed)
-                 for seed in SEEDS] for way in WAYS}  # 100 steps on the bytes of Python's own library
-show(draw_load({way: [loads for _, loads, _ in runs] for way, runs in trained.items()}),
+                 for seed in SEEDS] for way in WAYS}  # 70 steps of 8 x 64 bytes of Python's own library, one block
+show(draw_load({way: [loads for _, loads in runs] for way, runs in trained.items()}),
      alt="Rows of the busiest expert, and rank, over the mean, by step: soon near the worst; left alone they fall less than with a cure.")
-print("left alone: part of a token's vector that is the mean vector,", *(f"step {n}: {trained['left alone'][0][2][n - 1]:.2f}" for n in (1, 10, 100)))
 
 # %% [markdown]
-# **Read it.** All three collapse at first: nearly every token chooses the same experts, while tokens' vectors become alike. Left
-# alone, the load falls least. Experts that share a rank average out. In the experts' part of a layer the mean rank waits
-# $1 - 1/\text{load}$, a third at load 1.5. (One block of 64 channels, 8 experts of width 64, batches of 8 x 64 bytes.)
+# **Read it.** At first nearly every token chooses the same two experts. Then both cures bring the load down further. A rank that holds
+# one of the two favourites has load 2, and one that held both would have load 4. The mean rank waits $1 - 1/\text{load}$ of the
+# experts' time: a third at load 1.5. On several ranks the bias must follow *all* ranks' rows, by an all-reduce of $E$ numbers, or
+# biases drift apart.
 #
-# **Whose load?** For the bias it must be that of *all* ranks, by an all-reduce of $E$ numbers, or biases drift apart. For the
-# auxiliary loss it is a choice: a rank's own load balances its own batch, and all ranks' load gives one process's losses.
-# Section 3's ten steps:
+# **One loss for each layer.** Some libraries pool all layers' rows in one loss. Let four layers each send *every* token to two
+# experts of their own:
 
 # %%
-def with_cure(way, all_ranks):
-    model, ranks = small_model(mixture, kind=Steered), dist.get_world_size()
-    keep_my_experts(model, dist.get_rank(), ranks, mixture_on_ranks if ranks > 1 else mixture)
-    for block in model.blocks:
-        block.feedforward.all_ranks = all_ranks
-    return train(model, by_the_rule, added_loss=partial(added_loss, way), after_step=partial(after_step, way))
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-
-# %%
-CASES = [(way, all_ranks) for way in WAYS[1:] for all_ranks in (True, False)]
-right, found = (run_ranks(lambda: {case: with_cure(*case) for case in CASES}, ranks)[0] for ranks in (1, RANKS))
-for (way, every), losses in found.items():
-    gap = max(abs(a / b - 1) for a, b in zip(losses, right[way, every], strict=True))
-    print(f"{way:<15} by the load of {'all ranks' if every else 'its own rank'}: losses {gap:.0e} from one process")
-    assert (gap < 1e-12) == every, "a load of one rank's tokens steers to another router"
+favourites = torch.arange(8).view(4, 2)  # layer 0 takes experts 0 and 1, layer 1 takes 2 and 3, ...
+logits = tuple((4.0 * F.one_hot(two, 8).sum(0)).repeat(100, 1).requires_grad_() for two in favourites)
+pooled = load_balancing_loss_func(logits, num_experts=8, top_k=2) / 2  # its shares sum to k, not to 1
+apart = sum(auxiliary_loss(r.softmax(-1), r.topk(2).indices.flatten().bincount(minlength=8)) for r in logits) / 4
+for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss for each layer, their mean", apart)):
+    gradient = torch.cat(torch.autograd.grad(loss, logits)).norm().item()
+    print(f"{name:<38} {loss.item():.2f} (the least is 1), its gradient's norm {gradient:.0e}; the load of every layer is 4")
+    assert (gradient < 1e-6) == (loss is pooled), "pooled shares are even, so nothing moves; a layer's own are not"
 
 # %% [markdown]
-# **Capacity.** Some implementations give each expert room for a multiple of the mean and **drop** rows beyond, which add
-# nothing to their token. Others are *dropless*, as here. Room is limited only now, on unseen text:
+# **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing, whatever its coefficient. The last
+# cell adds a loss for each layer.
+#
+# **Capacity.** Some implementations give each expert room for a multiple of the mean and **drop** rows beyond. Others are
+# *dropless*, as here. Let room be 1.25 times the mean, on unseen text:
 
 # %% jupyter={"source_hidden": true}
 def with_room(capacity, dropped, x, router, w_in, w_out, k, bias):
@@ -456,60 +424,45 @@ def with_room(capacity, dropped, x, router, w_in, w_out, k, bias):
 
 
 for way, runs in trained.items():
-    losses = torch.tensor([held_out(model) for model, *_ in runs])
-    print(f"{way:<15} dropless {losses.mean():.3f} ({losses.min():.3f} to {losses.max():.3f})", end="")
-    for capacity in (2.0, 1.25):
-        dropped = []
-        limited = [held_out(model, partial(with_room, capacity, dropped)) for model, *_ in runs]
-        print(f";  room {capacity:g}: {sum(dropped) / 2:3.0%} dropped, loss +{sum(limited) / 2 - losses.mean():.2f}", end="")
-    print()
+    dropped = []
+    more = [held_out(model, partial(with_room, 1.25, dropped)) - held_out(model) for model, _ in runs]
+    print(f"{way:<15} {sum(dropped) / 2:3.0%} of rows dropped, loss +{sum(more) / 2:.2f} (means of two seeds)")
 
 # %% [markdown]
-# **Read it.** Two seeds decide little between dropless losses. A cure decides the *load*: with room for 1.25 times the
-# mean, the router left alone drops 34% of rows.
+# **Read it.** Where room is limited, load is lost rows.
 #
 # ## 5. Inside a node, or across nodes?
 #
-# Qwen3-30B-A3B on two nodes of 8 H100. With EP 8 rows stay in a node, and the weights and gradients of two replicas cross. With
-# EP 16 rows cross. A plain all-to-all sends a row for each of a token's 8 experts, of which 4 lie in the other node. A *dispatcher*
-# such as DeepEP sends the vector **once per node**, which passes it on: one row crosses in place of four.
+# Take Qwen3-30B-A3B to two nodes of 8 H100. With EP 8 weights and gradients of two replicas cross between nodes, with
+# EP 16 rows do. A plain all-to-all sends a row for each of a token's 8 experts, of which 4 are in the other node. A *dispatcher*
+# such as DeepEP sends the vector **once per node**, and a rank there passes it on.
 
 # %%
 NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
 weights = 48 * 128 * 3 * 2048 * 768 / 16 * (2 + 2 + 4)  # half of the experts of two replicas: two gathers in bf16, one sum in fp32
-LAYOUTS = {"EP 8": (7 / 8, 0, weights), "EP 16": (7 / 16, 1 / 2, 0), "EP 16, once": (7 / 8, 1 / 8, 0)}  # shares of rows: inside, across
-
-
-def step_seconds(layout, tokens, speed, hidden):
-    inside, across, gathered = LAYOUTS[layout]
-    rows, products = exchanged * tokens / 4096, qwen3_flops() * tokens / 4096 / speed / 1e12
-    busy = products + max(rows * inside / NVLINK, rows * across / NDR)  # rows are waited for; the two networks overlap
-    return max(busy, gathered / NDR) if hidden else busy + gathered / NDR
-
-
-show(draw_crossing({name: (exchanged * a / 1e9, exchanged * b / 1e9, c / 1e9) for name, (a, b, c) in LAYOUTS.items()}),
-     alt="; ".join(f"{name}: {exchanged * b / 1e9:.1f} GB of rows and {c / 1e9:.1f} of weights cross" for name, (_, b, c) in LAYOUTS.items()))
+LAYOUTS = {"EP 8": (exchanged * 7 / 8, 0, weights), "EP 16, plain all-to-all": (exchanged * 7 / 16, exchanged / 2, 0),
+           "EP 16, once per node": (exchanged * 7 / 8, exchanged / 8, 0)}  # bytes of rows inside, rows across, weights across
+show(draw_crossing({name: tuple(size / 1e9 for size in sizes) for name, sizes in LAYOUTS.items()}, NDR / 1e9),
+     alt="; ".join(f"{name}: {b / 1e9:.1f} GB of rows and {c / 1e9:.1f} of weights cross" for name, (_, b, c) in LAYOUTS.items()))
 
 # %% [markdown]
 # Weights are the same bytes for any number of tokens, and FSDP can move them *while* products run. Rows grow with tokens, and
-# products wait for them. So tokens a rank are halved and doubled:
+# products wait for them. So EP 16 wins where a rank has too few tokens to hide the weights:
 
-# %% jupyter={"source_hidden": true}
-print(f"a rank sends {NVLINK / 1e9:.0f} GB/s in its node, {NDR / 1e9:.0f} across (sustained, published); seconds a step (predicted)")
-names = "".join(f"{name:<13}" for name in LAYOUTS)
-print(f"{'':<25}with weights hidden{'':<20} one after the other\n{'tokens':<8}{'TFLOP/s':<17}{names} {names}")
-for tokens in (2048, 4096, 8192):
-    for speed in (200, 400):
-        for hidden in (True, False):
-            seconds = [step_seconds(name, tokens, speed, hidden) for name in LAYOUTS]
-            marks = "".join(f"{f'{x:.2f}' + '*' * (x < 1.03 * min(seconds)):<13}" for x in seconds)
-            print(f"{tokens:<8,}{speed:<17}{marks}" if hidden else f" {marks}\n", end="")
-print("* the fastest, or within 3% of it")
+# %%
+near, plain, once = (max(inside / NVLINK, across / NDR) for inside, across, _ in LAYOUTS.values())  # seconds; networks work at once
+print(f"a rank sends {NVLINK / 1e9:.0f} GB/s in its node and {NDR / 1e9:.0f} across (sustained, published); load 1, four exchanges a layer")
+print("predicted: EP 16 is faster than EP 8 with fewer tokens a rank than")
+for speed in (100, 200, 400):
+    least = [4096 * weights / NDR / (qwen3_flops() / speed / 1e12 + rows) for rows in (plain, once)]
+    print(f"  {speed} TFLOP/s, weights hidden:    plain {least[0]:7,.0f}   once per node {least[1]:7,.0f}")
+least = [4096 * weights / NDR / (rows - near) for rows in (plain, once)]
+print(f"  any speed, weights not hidden: plain {least[0]:7,.0f}   once per node {least[1]:7,.0f}")
 
 # %% [markdown]
-# **Read it.** **The dispatcher decides, then the tokens. Sent once per node, EP 16 is never more than 3% behind, and it is ahead at
-# 2,048 tokens, too few to hide 0.30 s of weights. With a plain all-to-all EP 8 wins if its weights are hidden, except at 2,048
-# tokens and 400 TFLOP/s.**
+# **Read it.** **With more tokens a rank than that, stay in the node; with fewer, spread the experts.** If weights are not hidden, a
+# dispatcher wins at any usual length. They are not hidden by themselves: the host waits for counts in each layer, so FSDP starts the
+# next gather late, unless it is told what to prefetch, as in the last cell. EP 16 has fewer experts a rank, so expect more load.
 #
 # ## Break it, diagnose it
 #
@@ -524,16 +477,16 @@ def over_all_ranks(model):
 
 
 def averaged(fault, make):
-    if fault == "replicas alone":
+    if fault == "wrong divisor":
         return with_fsdp(divide=False, make=make)[0]
     model = small_model(mixture)
     keep_my_experts(model, dist.get_rank(), RANKS, mixture_on_ranks)
-    return train(model, over_all_ranks if fault == "all ranks" else by_the_rule, make=make)
+    return train(model, over_all_ranks if fault == "wrong group" else by_the_rule, make=make)
 
 
 # %%
-MAKES, FAULTS = (torch.optim.AdamW, torch.optim.SGD), ("none", "all ranks", "replicas alone")
-right = run_ranks(lambda: {make: in_one_process(make) for make in MAKES}, 1)[0]
+MAKES, FAULTS = (torch.optim.AdamW, torch.optim.SGD), ("none", "wrong group", "wrong divisor")
+right = {torch.optim.AdamW: one, torch.optim.SGD: run_ranks(in_one_process, 1, torch.optim.SGD)[0]}
 found = run_ranks(lambda: {(make, fault): averaged(fault, make) for make in MAKES for fault in FAULTS}, RANKS)[0]
 for (make, fault), losses in found.items():
     gaps = [abs(a / b - 1) for a, b in zip(losses, right[make], strict=True)]
@@ -541,37 +494,29 @@ for (make, fault), losses in found.items():
     assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group or divisor is found by the tenth loss in fp64"
 
 # %% [markdown]
-# **Diagnose it.** First losses are right: no gradient is in them. Averaged over all ranks, an expert learns from other experts'
+# **Diagnose it.** First losses are right: no gradient is in them. In the wrong group an expert learns from other experts'
 # rows. With the wrong divisor gradients are twice too large, and AdamW, which divides by their size, nearly hides it. Compare
-# *gradients* with one process, in fp64.
+# *gradients* with one process.
 #
 # ## Recap
 #
-# - Arithmetic and activations follow the $k$ experts that a token uses; parameters, gradients and states follow all $E$.
+# - Arithmetic and activations follow the $k$ experts that a token uses; model states follow all $E$.
 # - Expert parallelism moves rows: a mean rank puts in $4kTh$ numbers a layer and step, whatever $E$ is.
 # - Experts' gradients are summed already: their group is their replicas, their divisor is the number of all ranks.
-# - Imbalance is waiting, dropped rows, or one rank's memory. Count it by ranks.
-# - Across nodes send a token once.
-#
-# **Test yourself.** You double $E$, on twice the ranks, each with as many tokens. What happens to states and to bytes sent, on a rank?
-#
-# <details><summary>Answer</summary>
-#
-# A rank's states of experts stay as they are, and so do the rows that a mean rank puts in. More of these leave the rank, or the node.
-#
-# </details>
+# - Imbalance is waiting, dropped rows, or one rank's memory. Count it by ranks, and cure it in each layer.
 #
 # Do the [lab](../../labs/advanced/19_experts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/19_experts.ipynb).
 #
 # **References.** [Mixtures](https://arxiv.org/abs/1701.06538), [GShard](https://arxiv.org/abs/2006.16668),
-# [DeepSeek-V3](https://arxiv.org/abs/2412.19437), [DeepEP](https://github.com/deepseek-ai/DeepEP).
+# [DeepSeek-V3](https://arxiv.org/abs/2412.19437), [DeepEP](https://github.com/deepseek-ai/DeepEP),
+# [torchtitan](https://github.com/pytorch/torchtitan).
 
 # %% [markdown]
 # ## On Monday
 #
-# Qwen3-30B-A3B on one node of 8 H100, 4,096 tokens a rank (the last bar of section 3). In transformers (5.23 here), under `torchrun
-# --nproc-per-node 8`:
+# Train Qwen3-30B-A3B on one node of 8 H100 with transformers (5.23 here), layers recomputed as in section 3, under
+# `torchrun --nproc-per-node 8`:
 #
 # ```python
 # # Before: name = "Qwen/Qwen3-30B-A3B"; batches of this rank, token numbers (1, 4096); a folder that all nodes see;
@@ -587,23 +532,25 @@ for (make, fault), losses in found.items():
 # layout = DistributedConfig(fsdp_size=world_size, ep_size=ep_size, fsdp_mixed_precision=True)  # computes in bf16, sums in fp32
 # model = AutoModelForCausalLM.from_pretrained(name, distributed_config=layout, dtype=torch.float32)  # else bf16 rounds updates away
 # model.train()  # from_pretrained leaves evaluation mode, and there nothing is recomputed
-# model.activation_checkpointing_enable()  # whole layers: rows travel six times a layer in place of four
-# model.router_aux_loss_coef = 0.001  # model.config is no longer read once the model is made
-# optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+# model.activation_checkpointing_enable()  # whole layers
+# model.router_aux_loss_coef = 0.0  # its own loss pools all layers; model.config is no longer read once the model is made
 # meshes, k = {}, model.config.num_experts_per_tok
-# for p in model.parameters():  # experts lie on a mesh of their own, and a norm is of one mesh
+# for p in model.parameters():  # experts lie on a mesh of their own, and a norm or a fused step is of one mesh
 #     meshes.setdefault(p.device_mesh, []).append(p)
+# # Not fused, the step would make temporary copies as large as the parameters.
+# optimizer = torch.optim.AdamW([{"params": part} for part in meshes.values()], lr=1e-5, fused=True)
 #
 # for batch in batches:
-#     # The auxiliary loss is added. It counts this rank's tokens alone, over all layers together.
 #     out = model(input_ids=batch, labels=batch, output_router_logits=True)
-#     out.loss.backward()
+#     rows = torch.stack([r.topk(k).indices.flatten().bincount(minlength=r.shape[-1]) for r in out.router_logits])  # (layers, E)
+#     likely = torch.stack([r.float().softmax(-1).mean(0) for r in out.router_logits])
+#     balance = rows.shape[1] * (rows / rows.sum(1, keepdim=True) * likely).sum()  # section 4's loss, for each layer; own tokens
+#     (out.loss + 0.001 * balance).backward()
 #     norm = torch.stack([get_total_norm([p.grad for p in part]).full_tensor() for part in meshes.values()]).norm()
 #     for part in meshes.values():
 #         clip_grads_with_norm_(part, 1.0, norm)
 #     optimizer.step()
 #     optimizer.zero_grad()
-#     rows = torch.stack([r.topk(k).indices.flatten().bincount(minlength=r.shape[-1]) for r in out.router_logits])
 #     everyone = rows.new_empty(world_size * len(rows), rows.shape[1])  # rows of each rank and layer for each expert
 #     dist.all_gather_into_tensor(everyone, rows)
 #     by_rank = everyone.view(-1, ep_size, len(rows), ep_size, rows.shape[1] // ep_size).sum((1, 4))  # (groups, layers, EP ranks)
@@ -615,35 +562,48 @@ for (make, fault), losses in found.items():
 # save_optimizer_distributed(model, optimizer, f"{folder}/optimizer")  # load_optimizer_distributed reads it
 # ```
 #
-# **Look at** the mean load: experts take that many times as long as even ones. If that costs too much, raise the coefficient. Memory
-# allows load 3; with all kept, on two nodes, section 3's limit. Tried for one step on four CPU ranks: the mean loss is that of one
-# process that takes the four batches apart, to bf16's rounding, and what is saved reloads equal. In plain PyTorch, with layers
-# that exchange rows as in section 3:
+# **Look at** the mean load: experts take that many times as long as even ones. If that costs too much, raise 0.001. On four CPU
+# ranks, ten steps with SGD in fp32 give one process's parameters, to rounding, and what is saved reloads equal.
+#
+# In plain PyTorch, with layers that exchange rows as in section 3:
 #
 # ```python
 # # Before: device = torch.device("cuda"); `model` with `layers`, each with `experts` that hold this rank's share and exchange rows over
 # # mesh["experts"]; world_size ranks, expert_ranks of which share the experts; a loss that is the mean of the rank's own batch.
+# import torch
+# import torch.distributed as dist
 # from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.fsdp import fully_shard
 # from torch.distributed.tensor import Shard
+# from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 #
 # replicas = world_size // expert_ranks
 # mesh = init_device_mesh(device.type, (replicas, expert_ranks), mesh_dim_names=("replicas", "experts"))
 # whole = init_device_mesh(device.type, (world_size,))
 # for layer in model.layers:
-#     few = replicas > next(layer.experts.parameters()).shape[0]  # else some replicas would hold nothing
+#     # FSDP splits experts over their replicas. With more replicas than experts it splits dimension 1, which they must divide.
+#     few = replicas > next(layer.experts.parameters()).shape[0]
 #     fully_shard(layer.experts, mesh=mesh["replicas"], shard_placement_fn=(lambda p: Shard(1)) if few else None)
 #     layer.experts.set_gradient_divide_factor(world_size)  # with one replica, too; but sum in bf16 or fp32, as fp16 is divided twice
-#     # Sums first and divides after: dividing on the way, NCCL gives 0 in bf16 up to PyTorch 2.13 (issue 190745).
+#     # Sums first and divides after: dividing on the way, NCCL gives 0 in bf16 for powers of two up to PyTorch 2.13 (issue 190745).
 #     layer.experts.set_force_sum_reduction_for_comms(replicas > 1)
 #     fully_shard(layer, mesh=whole)
 # fully_shard(model, mesh=whole)
+# for layer, following in zip(model.layers, list(model.layers)[1:]):  # else the host's wait for counts delays each gather
+#     layer.set_modules_to_forward_prefetch([following, following.experts])
+#     following.set_modules_to_backward_prefetch([layer, layer.experts])
+#
+#
+# def clip(limit):  # after backward
+#     experts = [p for layer in model.layers for p in layer.experts.parameters()]
+#     of_experts = {id(p) for p in experts}
+#     rest = [p for p in model.parameters() if id(p) not in of_experts]
+#     squares = get_total_norm([p.grad for p in experts]).full_tensor() ** 2  # of this rank's experts, over their replicas
+#     dist.all_reduce(squares, group=mesh.get_group("experts"))  # and of the other ranks' experts
+#     norm = (squares + get_total_norm([p.grad for p in rest]).full_tensor() ** 2).sqrt()
+#     for part in (experts, rest):
+#         clip_grads_with_norm_(part, limit, norm)
+#     return norm
 # ```
 #
-# **Look at** an expert's gradient beside one process's, in fp32: equal to rounding. Clip by a norm over both meshes. One name means
-# other experts on other ranks: save each rank's share under its own name.
-#
-# Megatron-LM, flags of the mixture alone: `--num-experts 128 --moe-ffn-hidden-size 768 --moe-router-topk 8
-# --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-3 --expert-model-parallel-size 8 --moe-grouped-gemm
-# --moe-token-dispatcher-type alltoall --recompute-granularity selective --recompute-modules moe_act`. (The default dispatcher
-# gathers all tokens. Across nodes take `flex`, with DeepEP.)
+# **Look at** an expert's gradient beside one process's, in fp32: equal to rounding.

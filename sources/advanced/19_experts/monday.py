@@ -20,7 +20,7 @@ EXPERTS, HIDDEN, WIDTH, TOKENS = 8, 16, 12, 24
 
 
 def block_1(text: str) -> None:
-    """transformers: one process's loss and norm, a quarter of the parameters, a load, and what reloads equal."""
+    """transformers: one process's loss and norm, ten steps' parameters, a quarter held, a load, and what reloads equal."""
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(_save_small_mixture, 1, folder)
         wanted = run_ranks(_alone, 1, folder)[0]
@@ -38,6 +38,9 @@ def block_1(text: str) -> None:
                     "ranks, tokens, k, layers: a row is missing"
                 )
                 assert report.reloads, "the saved model or optimizer is another"
+        # In groups of two, experts have replicas as well.
+        gaps = run_ranks(_ten_steps, 4, text, folder, 2, timeout_seconds=300.0)
+        assert max(gaps) < 1e-4, f"ten steps of SGD in fp32 are {max(gaps):.0e} from one process"
 
 
 def block_2(text: str) -> None:
@@ -52,6 +55,8 @@ def block_2(text: str) -> None:
         for report in run_ranks(_by_fsdp, 4, text, experts, expert_ranks, dtype):
             assert report.gap < near, f"gradients are {report.gap:.0e} from those of one process"
             assert report.held * 4 == report.whole, "an expert's number lies on more than one rank"
+            assert abs(report.norm / report.right_norm - 1) < 1e-4, "the norm leaves experts out"
+            assert abs(report.clipped - 0.01) < 1e-4, "gradients are not clipped to the limit"
 
 
 def _save_small_mixture(folder: str) -> None:
@@ -74,8 +79,8 @@ def _save_small_mixture(folder: str) -> None:
     Qwen3MoeForCausalLM(shape).save_pretrained(folder)
 
 
-def _batch(rank: int) -> Tensor:
-    return torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(rank))
+def _batch(rank: int, step: int = 0) -> Tensor:
+    return torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(rank + 4 * step))
 
 
 def _alone(folder: str) -> SimpleNamespace:
@@ -83,21 +88,65 @@ def _alone(folder: str) -> SimpleNamespace:
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    def loss() -> Tensor:
-        batches = map(_batch, range(4))
-        return torch.stack(
-            [model(input_ids=b, labels=b, output_router_logits=True).loss for b in batches]
-        ).mean()
-
-    before = loss()
-    before.backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
     with torch.no_grad():
+        pooled = _mean_loss(model, 0, 0.0)
         model.config.router_aux_loss_coef = 1.0
-        assert loss() == before, "the page says that a change of the configuration does nothing"
-        model.router_aux_loss_coef = 1.0
-        assert loss() > before + 0.5, "the page says that the model's own coefficient counts"
+        again = _mean_loss(model, 0, 0.0)
+        assert again == pooled, "the page says that a change of the configuration does nothing"
+    model.router_aux_loss_coef = 0.0
+    before = _mean_loss(model, 0, 0.0)
+    assert before < pooled - 1e-3, "the page says that the model's own coefficient counts"
+    _mean_loss(model, 0, 0.001).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
     return SimpleNamespace(loss=before.item(), norm=norm, held=model.num_parameters())
+
+
+def _mean_loss(model: Any, step: int, coefficient: float) -> Tensor:
+    """Of the four ranks' batches, each with the loss of balance of its own tokens in every layer."""
+    losses = []
+    for batch in (_batch(rank, step) for rank in range(4)):
+        out = model(input_ids=batch, labels=batch, output_router_logits=True)
+        losses.append(out.loss)
+        for logits in out.router_logits:
+            rows = logits.topk(2).indices.flatten().bincount(minlength=EXPERTS)
+            share = rows / rows.sum()
+            losses[-1] = (
+                losses[-1] + coefficient * EXPERTS * (share * logits.softmax(-1).mean(0)).sum()
+            )
+    return torch.stack(losses).mean()
+
+
+def _ten_steps(text: str, name: str, ep_size: int) -> float:
+    """The largest distance of a parameter from one process's, over how far that one moved."""
+    from transformers import AutoModelForCausalLM
+
+    for told, said in (
+        ("fsdp_mixed_precision=True", "fsdp_mixed_precision=False"),
+        ("torch.optim.AdamW(", "torch.optim.SGD("),
+        ("lr=1e-5, fused=True", "lr=0.1"),
+        ("0.001 * balance", "0.3 * balance"),
+    ):
+        assert text.count(told) == 1, f"the page's lines no longer say {told!r} once"
+        text = text.replace(told, said)
+    batches = [_batch(dist.get_rank(), step) for step in range(10)]
+    folder = f"{name}/ten_{ep_size}"
+    made = run_block(text, name=name, world_size=4, ep_size=ep_size, batches=batches, folder=folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    model.router_aux_loss_coef = 0.0
+    start = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(10):
+        _mean_loss(model, step, 0.3).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    gaps = []
+    for found, right, first in zip(
+        made["model"].parameters(), model.parameters(), start, strict=True
+    ):
+        moved = (right - first).norm()
+        gaps.append(((found.full_tensor() - right).norm() / moved).item())
+    return max(gaps)
 
 
 def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
@@ -111,7 +160,10 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
     again: Any = AutoModelForCausalLM.from_pretrained(
         folder, distributed_config=made["layout"], dtype=torch.float32
     )
-    loaded = torch.optim.AdamW(again.parameters(), lr=1e-5)
+    parts: dict[Any, list[Any]] = {}
+    for p in again.parameters():
+        parts.setdefault(p.device_mesh, []).append(p)
+    loaded = torch.optim.AdamW([{"params": part} for part in parts.values()], lr=1e-5, fused=True)
     load_optimizer_distributed(again, loaded, f"{folder}/optimizer")
     pairs = list(zip(model.parameters(), again.parameters(), strict=True))
     reloads = all(
@@ -144,6 +196,19 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight, choice = self.router(x).softmax(-1).topk(2)
         return x + self.experts(x, choice, weight)
+
+
+class _Stack(nn.Module):
+    """Two layers, called as one model: FSDP gathers ahead from its root on."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_Layer(experts), _Layer(experts)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 class _Held(nn.Module):
@@ -198,8 +263,7 @@ def _send(rows: Tensor, sizes: list[int], group: Any) -> Tensor:
 
 def _by_fsdp(text: str, experts: int, expert_ranks: int, dtype: torch.dtype) -> SimpleNamespace:
     torch.manual_seed(0)
-    model: Any = nn.Module()
-    model.layers = nn.ModuleList([_Layer(experts), _Layer(experts)])
+    model: Any = _Stack(experts)
     alone, rank = copy.deepcopy(model.to(dtype)), dist.get_rank()
     layers: list[Any] = list(model.layers)
     right_layers: list[Any] = list(alone.layers)
@@ -211,8 +275,8 @@ def _by_fsdp(text: str, experts: int, expert_ranks: int, dtype: torch.dtype) -> 
     for layer in layers:
         layer.experts.group = made["mesh"].get_group("experts")
     x = torch.randn(4, TOKENS, HIDDEN, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    layers[1](layers[0](x[rank])).square().mean().backward()
-    right_layers[1](right_layers[0](x.flatten(0, 1))).square().mean().backward()
+    model(x[rank]).square().mean().backward()
+    alone(x.flatten(0, 1)).square().mean().backward()
     gaps = []
     for mine, whole in zip(layers, right_layers, strict=True):
         for name in ("w_in", "w_out"):
@@ -221,7 +285,11 @@ def _by_fsdp(text: str, experts: int, expert_ranks: int, dtype: torch.dtype) -> 
             gaps.append(((found - right).norm() / right.norm()).item())
         found = mine.router.weight.grad.full_tensor()
         gaps.append(((found - whole.router.weight.grad).norm() / found.norm()).item())
-    held = sum(layer.experts.w_in.to_local().numel() for layer in layers)
     return SimpleNamespace(
-        gap=max(gaps), held=held, whole=sum(layer.experts.w_in.numel() for layer in right_layers)
+        gap=max(gaps),
+        held=sum(layer.experts.w_in.to_local().numel() for layer in layers),
+        whole=sum(layer.experts.w_in.numel() for layer in right_layers),
+        right_norm=torch.nn.utils.get_total_norm([p.grad for p in alone.parameters()]).item(),
+        norm=made["clip"](0.01).item(),
+        clipped=made["clip"](1.0).item(),
     )

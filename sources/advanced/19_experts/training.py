@@ -1,4 +1,4 @@
-"""Training loops of lesson 19: ten steps on ranks, and a hundred on text."""
+"""Training loops of lesson 19: ten steps on ranks, and some more on text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ def train(
     after_backward: Callable[[Any], None] = lambda model: None,
     make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     steps: int = 10,
-    added_loss: Callable[[Any], Any] = lambda layer: 0.0,
-    after_step: Callable[[Any], None] = lambda layer: None,
 ) -> list[float]:
     """Losses over all ranks' tokens, a batch of eight sequences divided over them.
 
@@ -36,21 +34,16 @@ def train(
         after_backward: what it does to gradients before the step.
         make: the optimizer's class.
         steps: how many.
-        added_loss: of each mixture, beside the loss of the next token, which alone is returned.
-        after_step: what is done to each mixture after a step.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     optimizer, losses = make(model.parameters(), lr=0.01), []
-    layers = [block.feedforward for block in model.blocks]
     for step in range(steps):
         tokens = counting(step).chunk(ranks)[rank]
         optimizer.zero_grad()
         loss = next_token_loss(model, tokens)
-        (loss + sum(added_loss(layer) for layer in layers)).backward()
+        loss.backward()
         after_backward(model)
         optimizer.step()
-        for layer in layers:
-            after_step(layer)
         losses.append(loss.detach() / ranks)
     total = torch.stack(losses)
     dist.all_reduce(total)
@@ -93,27 +86,27 @@ def train_on_text(
     added_loss: Callable[[Any], Any],
     after_step: Callable[[Any], None],
     seed: int,
-) -> tuple[Any, Tensor, list[float]]:
-    """A block with `layer()` as its feed-forward, 100 steps on the standard library's bytes.
+    steps: int = 70,
+) -> tuple[Any, Tensor]:
+    """A block with `layer()` as its feed-forward, trained on the standard library's bytes.
 
     Args:
-        layer: makes the layer, which notes `load` and `alike` in forward: the rows of each expert, and the
-            share of tokens' vectors that is the same in all.
+        layer: makes the layer, which notes `load` in forward, the rows of each expert.
         added_loss: of the layer, beside the loss of the next token.
         after_step: what is done to the layer after each step.
         seed: of weights and batches.
+        steps: how many.
 
     Returns:
-        The model; the rows of each expert by step, (100, E); and by step how much of a token's vector is
-        the mean of all tokens' vectors, as a share of its square.
+        The model, and the rows of each expert by step, (steps, E).
     """
     torch.manual_seed(seed)
     model: Any = Transformer(TransformerConfig(hidden=64, layers=1, heads=4))
     model.init_weights(std=0.05)
     made = model.blocks[0].feedforward = layer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    text, loads, alike = _text(), [], []
-    for _ in range(100):
+    text, loads = _text(), []
+    for _ in range(steps):
         starts = torch.randint(len(text) - _HELD_OUT - 65, (BATCH,)).tolist()
         loss = next_token_loss(model, torch.stack([text[a : a + 65] for a in starts]))
         optimizer.zero_grad()
@@ -121,8 +114,7 @@ def train_on_text(
         optimizer.step()
         after_step(made)
         loads.append(made.load)
-        alike.append(made.alike)
-    return model, torch.stack(loads), alike
+    return model, torch.stack(loads)
 
 
 def first_come(choice: Tensor, experts: int, room: float) -> Tensor:
