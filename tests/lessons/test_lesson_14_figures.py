@@ -1,4 +1,4 @@
-"""The figure of bytes that leave nodes by order of axes, and simulated peaks on a plan's stages."""
+"""The figures and the table of lesson 14, and simulated peaks on a plan's stages."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from matplotlib.patches import FancyArrowPatch
 from utils.lessons.lesson_14.bugs import draw_bugs
 from utils.lessons.lesson_14.groups import draw_groups
 from utils.lessons.lesson_14.orders import draw_orders
+from utils.lessons.lesson_14.tables import layout_table
 from utils.planner import Batch, Cluster, Plan, estimate
 from utils.views import draw_stage_memory
 
 
-def test_every_order_has_its_total_and_its_largest_axis():
-    figure = draw_orders({"tp < pp": {"tp": 0.0, "pp": 3e9}, "pp < tp": {"tp": 8e9, "pp": 1e9}})
-    texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == ["3 GB, all of it pp", "9 GB, tp 8, pp 1"]
-    assert "simulated" in figure.get_supxlabel() and len(figure.axes) == 1
-    (low,) = [bar for bar in figure.axes[0].patches if bar.get_width() == 8]
+def test_every_order_has_its_total_its_largest_axis_and_its_seconds():
+    left = {"tp < pp": {"tp": 0.0, "pp": 3e9}, "pp < tp": {"tp": 8e9, "pp": 1e9}}
+    figure = draw_orders(left, {"tp < pp": 0.25, "pp < tp": 90.0}, step_seconds=150.0)
+    both, times = figure.axes
+    assert [text.get_text() for text in both.texts] == ["3 GB, all of it pp", "9 GB, tp 8, pp 1"]
+    assert [text.get_text() for text in times.texts] == ["0.25 s", "90 s", "whole step 150 s"]
+    assert "simulated" in figure.get_supxlabel() and "predicted" in figure.get_supxlabel()
+    (low,) = [bar for bar in both.patches if bar.get_width() == 8]
     assert low.get_x() == 0
-
-
-def test_the_smallest_stand_once_more():
-    figure = draw_orders({"tp < pp": {"pp": 3e9}, "pp < tp": {"tp": 800e9}})
-    assert [len(axes.texts) for axes in figure.axes] == [2, 1]
 
 
 def test_a_group_of_each_axis_is_drawn():
@@ -31,26 +29,46 @@ def test_a_group_of_each_axis_is_drawn():
     found = estimate("megatron-175b", cluster, Plan(tp=4, pp=8, dp=2), batch)
     (axes,) = draw_groups(found, title="here").axes
     names = [text.get_text() for text in axes.texts]
-    assert names.count("t3 d1") == 4 and names.count("tp: a ring of slices") == 2
+    assert "rank 63\ntp 3" in names and names.count("rank 0\ntp 0") == 1
+    assert sum(name.startswith("replica") for name in names) == 2
     arrows = [shape for shape in axes.patches if isinstance(shape, FancyArrowPatch)]
-    assert len(arrows) == 3 * 8 + 2 * 4 + 1  # ways down, two rings of four, one pair of replicas
+    assert len(arrows) == 3 * 8 + 2 * 4 + 2  # ways between stages, two rings of four, one pair
     with pytest.raises(ValueError, match="fills a node of 8"):
         draw_groups(estimate("megatron-175b", cluster, Plan(tp=8, pp=4, dp=2), batch))
 
 
-def test_runs_with_bugs_have_a_line_and_two_bars():
-    figure = draw_bugs({"a": [0.0, 0.1], "b": [0.2, 0.3]}, {"a": [1.0, 1.0], "b": [0.8, 0.6]})
-    left, right = figure.axes
-    assert len(left.get_legend_handles_labels()[1]) == 2
-    assert [text.get_text() for text in right.texts] == ["1.00", "0.80", "1.00", "0.60"]
+def test_runs_with_bugs_have_a_cell_for_each_step_and_rank():
+    right = {"a": ([2.0, 1.0], [1.0, 1.0]), "b": ([2.0, 1.0], [2.0, 1.0])}
+    ranks = [{**right, "b": ([2.0, 1.5], [norm, 1.0])} for norm in (1.6, 1.2)]
+    left, norms = draw_bugs(ranks, right).axes
+    assert [text.get_text() for text in left.texts] == ["0", "0", "0", "5e-01"]
+    assert [text.get_text() for text in norms.texts] == ["1.00", "1.00", "0.80", "0.60"]
+    filled = [cell.get_facecolor()[:3] != (1, 1, 1) for cell in [*left.patches, *norms.patches]]
+    assert filled == [False, False, False, True, False, False, True, True]
     with pytest.raises(ValueError, match="the same runs"):
-        draw_bugs({"a": [0.0]}, {})
+        draw_bugs([{"a": right["a"]}], {})
+
+
+def test_layouts_stand_in_a_table_with_a_step_for_each_batch():
+    cluster = Cluster(gpu="A100-80GB", nodes=8)
+    found = {
+        n: [
+            estimate("megatron-175b", cluster, plan, Batch(sequences=n, sequence_length=2048))
+            for plan in (Plan(tp=8, pp=8), Plan(tp=4, pp=8, dp=2))
+        ]
+        for n in (64, 128)
+    }
+    table = layout_table(found, caption="here").data
+    assert list(table["TP x PP x DP"]) == ["8 x 8 x 1", "4 x 8 x 2"]
+    assert list(table["step of 128, s"]) == [each.step_seconds for each in found[128]]
+    with pytest.raises(ValueError, match="one plan or more"):
+        layout_table({}, caption="none")
 
 
 @pytest.mark.parametrize("rows", [{}, {"one": {"sideways": 1.0}}])
 def test_what_cannot_be_drawn(rows):
     with pytest.raises(ValueError, match="one order or more"):
-        draw_orders(rows)
+        draw_orders(rows, dict.fromkeys(rows, 1.0), step_seconds=1.0)
 
 
 def test_simulated_peaks_stand_on_their_stages():

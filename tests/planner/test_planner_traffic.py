@@ -8,7 +8,7 @@ import pytest
 from three_cases import LESSON, lesson_names
 
 from utils.catalog import ModelShape
-from utils.lessons.lesson_14.placement import crossing_bytes, layouts, places
+from utils.lessons.lesson_14.placement import busiest_port_bytes, crossing_bytes, layouts, places
 from utils.planner import Batch, Cluster, Plan, axis_bytes, estimate, framework, ring_bytes
 from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.step_time.step_end import data_parallel_seconds
@@ -134,6 +134,16 @@ def test_crossing_bytes():
         crossing_bytes([("tp", 8)], sent, 3)
     with pytest.raises(ValueError, match="no bytes for cp"):
         crossing_bytes([("cp", 2)], sent, 2)
+
+
+def test_the_busiest_port():
+    """Stages in the middle send to both sides, the ends to one; a ring's rank to its next alone."""
+    sent = {"pp": 2.0, "shard": 10.0}
+    assert busiest_port_bytes([("pp", 4)], sent, 1) == 2.0
+    assert busiest_port_bytes([("pp", 2)], sent, 1) == 1.0
+    assert busiest_port_bytes([("pp", 4), ("shard", 2)], sent, 2) == 2.0
+    assert busiest_port_bytes([("shard", 2), ("pp", 4)], sent, 2) == 11.0
+    assert busiest_port_bytes([("shard", 2), ("pp", 4)], sent, 8) == 0
 
 
 def test_layouts_are_all_orders_of_prime_factors():

@@ -1,87 +1,95 @@
-"""Runs with planted bugs against one process: losses over the steps, and the first norm by stage."""
+"""Runs with planted bugs against one process: losses by step, and the first norm by rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from utils.checked import check_public
 from utils.units import Evidence
-from utils.views.curves import draw_losses
-from utils.views.style import course_style
+from utils.views.style import course_style, print_evidence
 
 __all__ = ["draw_bugs"]
 
-# petroff10 (Petroff 2021, arXiv:2107.02270); lines differ in style and marker, bars in hatch.
-_COLORS = ("#3f90da", "#bd1f01", "#ffa90e", "#832db6", "#4d4d4d", "#92dadd")
-_LINES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "x"), ("--", "+"))
-_STAGES = (("first stage", "#3f90da", ""), ("last stage", "#ffa90e", "//"))
+WRONG, RIGHT = "#bd1f01", "white"  # petroff10 (Petroff 2021, arXiv:2107.02270)
+NEAR = 1e-9  # float64 leaves 1e-15
+Run = tuple[Sequence[float], Sequence[float]]  # losses and norms
 
 
 def draw_bugs(
-    losses: Mapping[str, Sequence[float]],
-    norms: Mapping[str, Sequence[float]],
+    ranks: Sequence[Mapping[str, Run]],
+    references: Mapping[str, Run],
     *,
     evidence: Evidence = Evidence.MEASURED,
     title: str = "",
 ) -> Figure:
-    """Draw losses less those of one process, and the norm of step 1 over that of one process.
+    """A row for each run: how far its losses are from one process's, and the norm on every rank.
 
     Args:
-        losses: by the name of a run, the differences in nats, step by step.
-        norms: by the same names, the ratio on the first stage and on the last.
+        ranks: of each rank, by the name of a run, its losses and norms, step by step.
+        references: by the same names, those of one process.
         evidence: of both.
         title: of the figure.
 
     Raises:
-        ValueError: nothing to draw, or a run that has not both.
+        ValueError: nothing to draw, or other runs on a rank than in `references`.
     """
-    if not losses or losses.keys() != norms.keys():
+    if not ranks or not references or any(rank.keys() != references.keys() for rank in ranks):
         raise ValueError(
-            f"draw_bugs() takes losses and norms of the same runs; got {[*losses]} and {[*norms]}."
+            "draw_bugs() takes the same runs of each rank and of one process; got "
+            f"{[[*rank] for rank in ranks]} and {[*references]}."
         )
-    one = {"one process": [0.0] * max(map(len, losses.values()))}
+    losses: dict[str, list[float]] = {}
+    norms: dict[str, list[float]] = {}
+    for name, (right, right_norms) in references.items():
+        losses[name] = [a - b for a, b in zip(ranks[0][name][0], right, strict=True)]
+        norms[name] = [rank[name][1][0] / right_norms[0] for rank in ranks]
+    steps = max(map(len, losses.values()))
     with course_style():
-        figure = draw_losses(
-            {**one, **losses}, minus="one process", evidence=evidence, title="Loss", unit="nats"
-        )
-        figure.set_size_inches(10.5, 4.6)
-        (left,), grid = figure.axes, figure.add_gridspec(1, 2)
-        left.set_subplotspec(grid[0])
-        if legend := left.get_legend():
-            legend.remove()
-        for number, line in enumerate(left.lines[: len(losses)]):
-            style, marker = _LINES[number % len(_LINES)]
-            line.set(linestyle=style, marker=marker, color=_COLORS[number % len(_COLORS)], lw=1.8)
-            line.set_markersize(5)
-        right = figure.add_subplot(grid[1])
-        for number, (label, color, hatch) in enumerate(_STAGES):
-            rows = [row + 0.36 * number - 0.18 for row in range(len(norms))]
-            sizes = [ratio[number] for ratio in norms.values()]
-            right.barh(rows, sizes, height=0.34, color=color, hatch=hatch, label=label)
-            for row, size in zip(rows, sizes, strict=True):
-                right.annotate(
-                    f"{size:.2f}",
-                    (size, row),
-                    xytext=(3, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=9,
+        figure = Figure(figsize=(10.5, 1.7 + 0.42 * len(losses)), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.5 * steps, len(ranks)])
+        for row, name in enumerate(losses):
+            for column, apart in enumerate(losses[name]):
+                _cell(
+                    left,
+                    row,
+                    column,
+                    f"{abs(apart):.0e}" if apart else "0",
+                    wrong=abs(apart) > NEAR,
                 )
-        right.axvline(1, color="black", lw=1)
-        right.set_yticks(range(len(norms)), list(norms))
-        right.set_ylim(len(norms) - 0.5, -0.5)
-        right.set_xlim(0, 1.2 * max(1.0, *(max(ratio) for ratio in norms.values())))
-        right.grid(False, axis="y")
-        right.set_xlabel("norm of step 1 / that of one process")
-        right.set_title("Norm", loc="left")
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        figure.legend(
-            *left.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=9
-        )
-        right.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9, frameon=False)
+            for column, ratio in enumerate(norms[name]):
+                _cell(right, row, column, f"{ratio:.2f}", wrong=abs(ratio - 1) > NEAR)
+        _finish(left, len(losses), [str(n + 1) for n in range(steps)])
+        _finish(right, len(losses), [str(n) for n in range(len(ranks))])
+        left.set_yticks(range(len(losses)), list(losses))
+        right.set_yticks([])
+        left.set_xlabel("step")
+        right.set_xlabel("rank")
+        left.set_title("loss difference, nats", fontsize=11, fontweight="normal")
+        right.set_title("norm of step 1 / that of one process", fontsize=11, fontweight="normal")
+        figure.suptitle(f"{title} (filled: further than {NEAR:.0e} apart)", x=0.01, ha="left",
+                        fontweight="bold")  # fmt: skip
+        print_evidence(figure, [evidence])
     return figure
+
+
+def _cell(axes: Axes, row: int, column: int, text: str, *, wrong: bool) -> None:
+    color = WRONG if wrong else RIGHT
+    box = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=color, edgecolor="#717581", lw=0.8)
+    axes.add_patch(box)
+    look = {"color": "white", "fontweight": "bold"} if wrong else {"color": "black"}
+    axes.text(column, row, text, ha="center", va="center", fontsize=10, **look)
+
+
+def _finish(axes: Axes, rows: int, columns: Sequence[str]) -> None:
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.tick_params(length=0)
+    axes.grid(False)
 
 
 check_public(globals())

@@ -87,7 +87,7 @@ class _Found(NamedTuple):
 def _on_a_rank(text: str, dtype: torch.dtype, folder: str) -> _Found:
     at = BOX.coordinates(dist.get_rank())
     numbers = range(2 * at["pp"], 2 * at["pp"] + 2)
-    sizes = {"pp": 2, "dp": 2, "tp": 2, "device": "cpu", "micro_batches": 2, "folder": folder}
+    sizes = {"pp": 2, "shard": 2, "tp": 2, "device": "cpu", "micro_batches": 2, "folder": folder}
     half = ROWS // 2 * at["shard"]
     given = {
         "build": lambda place: _Stage(range(2 * place, 2 * place + 2), dtype),

@@ -1,4 +1,4 @@
-"""Bytes that leave nodes, for each order of the axes: one bar an order, one colour an axis."""
+"""For each order of the axes: bytes that leave nodes, and seconds of the port that sends most."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from utils.checked import check_public
 from utils.units import GB, Evidence
 from utils.views.style import course_style, print_evidence
 
-SMALL = 0.05  # of the largest total: what is drawn once more
 # petroff10 (Petroff 2021, arXiv:2107.02270); in grey the hatch tells them apart.
 AXIS_LOOKS = {
     "tp": ("#3f90da", ""),
@@ -26,48 +25,42 @@ AXIS_LOOKS = {
 
 def draw_orders(
     left: Mapping[str, Mapping[str, float]],
+    seconds: Mapping[str, float],
     *,
-    evidence: Evidence = Evidence.SIMULATED,
+    step_seconds: float,
+    evidence: Sequence[Evidence] = (Evidence.SIMULATED, Evidence.PREDICTED),
     title: str = "",
 ) -> Figure:
-    """Draw what leaves nodes in a step, by the order of axes and by axis.
-
-    Orders that send a small part of what the worst one sends stand once more, larger, on the right.
+    """Draw what leaves nodes in a step, by the order of axes and by axis, and the time it takes.
 
     Args:
-        left: by the name of an order, bytes by axis.
-        evidence: of the bytes.
+        left: by the name of an order, bytes by axis, all ranks together.
+        seconds: by the same names, what the port that sends most needs for its share.
+        step_seconds: of the whole step, a line beside them.
+        evidence: of the bytes and of the seconds.
         title: of the figure.
 
     Raises:
-        ValueError: nothing to draw, or an axis that has no colour.
+        ValueError: nothing to draw, other orders in `seconds`, or an axis that has no colour.
     """
     axes_named = list(dict.fromkeys(axis for row in left.values() for axis in row))
-    if not left or set(axes_named) - AXIS_LOOKS.keys():
+    if not left or left.keys() != seconds.keys() or set(axes_named) - AXIS_LOOKS.keys():
         raise ValueError(
-            f"draw_orders() takes one order or more, with bytes by {', '.join(AXIS_LOOKS)}; got "
-            f"{[*left]} with {axes_named}."
+            f"draw_orders() takes one order or more, with bytes by {', '.join(AXIS_LOOKS)}, and "
+            f"seconds for each; got {[*left]} with {axes_named}, and {[*seconds]}."
         )
-    totals = {name: sum(row.values()) for name, row in left.items()}
-    small = {
-        name: left[name] for name, total in totals.items() if total < SMALL * max(totals.values())
-    }
-    panels = [left, small] if 0 < len(small) < len(left) else [left]
     with course_style():
-        figure = Figure(figsize=(10.5, 1.9 + 0.45 * len(left)), layout="constrained")
-        places = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, rows, says in zip(
-            places, panels, ("all orders", "the least, enlarged"), strict=False
-        ):
-            _draw_rows(axes, rows, axes_named)
-            axes.set_title(says, fontsize=11, fontweight="normal")
-        places[0].set_ylabel("fastest axis first")
+        figure = Figure(figsize=(10.5, 2.0 + 0.42 * len(left)), layout="constrained")
+        both, times = figure.subplots(1, 2, sharey=True, width_ratios=[1.25, 1])
+        _draw_rows(both, left, axes_named)
+        _draw_seconds(times, list(seconds.values()), step_seconds)
+        both.set_ylabel("fastest axis first")
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         handles = [
             Patch(facecolor=AXIS_LOOKS[a][0], hatch=AXIS_LOOKS[a][1], label=a) for a in axes_named
         ]
         figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
-        print_evidence(figure, [evidence])
+        print_evidence(figure, list(evidence))
     return figure
 
 
@@ -82,15 +75,7 @@ def _draw_rows(
         start = [a + b for a, b in zip(start, sizes, strict=True)]
     for row, (sizes_of, total) in enumerate(zip(left.values(), start, strict=True)):
         inside = total > 0.5 * max(start)
-        axes.annotate(
-            f"{total:,.0f} GB, {_parts(sizes_of)}",
-            (0 if inside else total, row),
-            xytext=(4, 0),
-            va="center",
-            textcoords="offset points",
-            fontsize=10,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5},
-        )
+        _label(axes, 0 if inside else total, row, f"{total:,.0f} GB, {_parts(sizes_of)}")
     axes.set_yticks(range(len(left)), list(left))
     axes.set_ylim(len(left) - 0.5, -0.5)
     axes.set_xlim(0, 1.05 * max(start) or 1)
@@ -98,6 +83,39 @@ def _draw_rows(
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlabel("GB that leave nodes, all GPUs together")
+
+
+def _draw_seconds(axes: Axes, seconds: Sequence[float], step_seconds: float) -> None:
+    axes.barh(range(len(seconds)), seconds, color="#94a4a2", height=0.7)
+    for row, size in enumerate(seconds):
+        inside = size > 0.3 * step_seconds
+        text = f"{size:,.2f} s" if size < 10 else f"{size:,.0f} s"
+        _label(axes, 0 if inside else size, row, text)
+    axes.axvline(step_seconds, color="black", ls="--", lw=1.2)
+    axes.annotate(
+        f"whole step {step_seconds:,.0f} s",
+        (step_seconds, 0),
+        xytext=(-4, 0),
+        textcoords="offset points",
+        ha="right",
+        va="center",
+        fontsize=10,
+    )
+    axes.set_xlim(0, 1.15 * max(*seconds, step_seconds))
+    axes.grid(False, axis="y")
+    axes.set_xlabel("seconds of the busiest port")
+
+
+def _label(axes: Axes, x: float, row: int, text: str) -> None:
+    axes.annotate(
+        text,
+        (x, row),
+        xytext=(4, 0),
+        va="center",
+        textcoords="offset points",
+        fontsize=10,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5},
+    )
 
 
 def _parts(sizes: Mapping[str, float]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from utils.checked import check_public
 
-__all__ = ["axis_sizes", "crossing_bytes", "layouts", "places"]
+__all__ = ["axis_sizes", "busiest_port_bytes", "crossing_bytes", "layouts", "places"]
 
 Factor = tuple[str, int]
 CHAINS = ("pp",)  # axes whose last rank does not send to the first
@@ -55,16 +55,43 @@ def crossing_bytes(
         )
     if missing := sizes.keys() - sent.keys():
         raise ValueError(f"sent has no bytes for {', '.join(sorted(missing))}: give 0 for none.")
-    node = {tuple(sorted(p.items())): rank // gpus_per_node for rank, p in enumerate(ranks)}
     left = dict.fromkeys(sizes, 0.0)
+    for axis, _, _ in _hops_between_nodes(layout, gpus_per_node):
+        left[axis] += sent[axis]
+    return left
+
+
+def busiest_port_bytes(
+    layout: Sequence[Factor], sent: Mapping[str, float], gpus_per_node: int
+) -> float:
+    """Bytes of a step that leave a node by the port that sends most; 0 where none leave.
+
+    A rank has a port of its own. Of what two stages send each other, half goes either way.
+
+    Args:
+        layout, sent, gpus_per_node: as `crossing_bytes` takes them.
+    """
+    ports = [0.0] * len(places(layout))
+    for axis, sender, receiver in _hops_between_nodes(layout, gpus_per_node):
+        ports[sender] += sent[axis] / 2 if axis in CHAINS else sent[axis]
+        ports[receiver] += sent[axis] / 2 if axis in CHAINS else 0.0
+    return max(ports)
+
+
+def _hops_between_nodes(
+    layout: Sequence[Factor], gpus_per_node: int
+) -> Iterator[tuple[str, int, int]]:
+    """Axis, sender and receiver of each hop that leaves a node."""
+    ranks, sizes = places(layout), axis_sizes(layout)
+    number = {tuple(sorted(place.items())): rank for rank, place in enumerate(ranks)}
     for rank, place in enumerate(ranks):
         for axis, size in sizes.items():
             if axis in CHAINS and place[axis] == size - 1:
                 continue
             neighbour = {**place, axis: (place[axis] + 1) % size}
-            if node[tuple(sorted(neighbour.items()))] != rank // gpus_per_node:
-                left[axis] += sent[axis]
-    return left
+            other = number[tuple(sorted(neighbour.items()))]
+            if other // gpus_per_node != rank // gpus_per_node:
+                yield axis, rank, other
 
 
 def axis_sizes(layout: Sequence[Factor]) -> dict[str, int]:
