@@ -8,6 +8,7 @@ import pytest
 from view_cases import measured
 
 from utils.lessons.lesson_06.budget_map import draw_budget_map, most_items
+from utils.units import GB
 
 LINE = [measured(batch) for batch in (3, 1)]
 LOW, HIGH = (run.peak_bytes for run in reversed(LINE))
@@ -22,10 +23,21 @@ def test_a_line_meets_the_limit_between_its_points_and_beyond_them() -> None:
 
 def test_each_crossing_is_named_at_its_line() -> None:
     flat = [dataclasses.replace(run, items=100 * run.items) for run in LINE]
-    figure = draw_budget_map({"steep": LINE, "flat": flat}, f"{HIGH}B")
+    figure = draw_budget_map({"steep": LINE, "flat": flat}, HIGH, marks={"mine": 2})
     (axes,) = figure.axes
-    assert [text.get_text() for text in axes.texts] == ["3", "300"]
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"steep", "flat"}
+    assert [text.get_text() for text in axes.texts] == [f"usable: {HIGH / GB:.1f} GB", "mine"]
+    (legend,) = figure.legends
+    told = [text.get_text() for text in legend.get_texts()]
+    assert told == ["steep: up to 3 images", "flat: up to 300 images"]
+
+
+def test_a_card_must_hold_what_its_allocator_reserves() -> None:
+    reserved = [
+        dataclasses.replace(run, allocator_bytes={"reserved peak": 2 * run.peak_bytes})
+        for run in LINE
+    ]
+    assert most_items(reserved, 2 * HIGH) == pytest.approx(3)
+    assert most_items(LINE, HIGH) == pytest.approx(3), "no allocator speaks: the tensors"
 
 
 def test_lines_that_are_none_are_refused() -> None:

@@ -8,8 +8,8 @@ _IMPORTS = """# pip install VERSIONS
 # one card: python finetune.py [model]     two: torchrun --nproc-per-node 2 finetune.py [model]
 import json
 import os
+import random
 import sys
-from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -18,14 +18,20 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfi
 """
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 MAIN = """if __name__ == "__main__":
-    base, rows = (sys.argv[1:] or ["meta-llama/Llama-2-7b-hf"])[0], Path("pairs.jsonl").read_text().splitlines()
-    pairs = [(row["prompt"], row["answer"]) for row in map(json.loads, rows)]
-    finetune(base, pairs, "adapter", 1024, num_train_epochs=3, learning_rate=2e-4,
-             per_device_train_batch_size=4, gradient_accumulation_steps=4, save_strategy="epoch",
-             per_device_eval_batch_size=1,  # by default 8 texts are evaluated at once
-             ddp_find_unused_parameters=False, use_cpu=not torch.cuda.is_available())
+    base, first = (sys.argv[1:] or ["meta-llama/Llama-2-7b-hf"])[0], int(os.environ.get("RANK", 0)) == 0
+    with open("pairs.jsonl", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines if line.strip()]
+    pairs = [(row["prompt"], row["answer"]) for row in rows]
+    random.Random(0).shuffle(pairs)  # the first fifth is held out
+    trainer = finetune(base, pairs, "adapter", 1024, num_train_epochs=3, learning_rate=2e-4,
+                       per_device_train_batch_size=4, gradient_accumulation_steps=4, save_strategy="epoch",
+                       per_device_eval_batch_size=1,  # by default 8 texts are evaluated at once
+                       ddp_find_unused_parameters=False, use_cpu=not torch.cuda.is_available())
     print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB (allocated); simulated for Llama-2-7B: PEAK_GB GB")
-    if int(os.environ.get("RANK", 0)) == 0:
+    if first:
+        model, tokenizer = trainer.model.eval(), AutoTokenizer.from_pretrained(base)
+        asked = tokenizer(pairs[0][0], return_tensors="pt").input_ids.to(model.device)
+        print("an answer:", tokenizer.decode(model.generate(input_ids=asked, max_new_tokens=60)[0]))
         merge(base, "adapter", "merged")  # in the host's memory: 2 bytes a parameter
 """
 
