@@ -7,6 +7,12 @@ from view_cases import evidence_of, texts
 
 from utils.lessons.lesson_17.decision import Option, decide
 from utils.lessons.lesson_17.decision_figures import draw_decision, draw_spot
+from utils.lessons.lesson_17.offer_figures import (
+    draw_offers,
+    draw_same_loss,
+    draw_spot_price,
+    verdict,
+)
 from utils.lessons.lesson_17.scaling import CHINCHILLA, REPLICATION, UNROUNDED
 from utils.lessons.lesson_17.scaling_figures import draw_purchase, draw_runs
 
@@ -59,3 +65,46 @@ def test_the_matrix_says_why_an_option_is_out_and_who_wins_where() -> None:
     many = [[str(cell) for cell in range(7)]] * 2
     with pytest.raises(ValueError, match="6 winners apart; these are 7"):
         draw_decision(ranked, many, list(range(7)), [1, 2], **shape)
+
+
+def test_half_and_twice_the_best_size_are_dearer_by_the_exponents_alone() -> None:
+    """At a times k the size, tokens follow from k and the exponents: the budget does not matter."""
+    laws = {"one": REPLICATION, "two": CHINCHILLA}
+    loss = REPLICATION.loss(13e9, 260e9)
+    for flop in (1e22, 5.76e23):
+        figure = draw_same_loss(laws, flop, 2e6, [1e9, 1e12], loss, title="sizes")
+        assert {"half: +26%", "twice: +15%"} <= set(texts(figure).split("\n"))
+    sizes = list(figure.axes[1].lines[0].get_ydata())
+    assert sizes[0] == pytest.approx(13, rel=0.01) and sizes[1] < sizes[0], "service wants less"
+    with pytest.raises(ValueError, match="1 to 3 laws; these are 0"):
+        draw_same_loss({}, 1e20, 1.0, [1e9], 3.0, title="")
+
+
+def test_the_price_of_spot_is_the_ratio_over_the_goodput() -> None:
+    figure = draw_spot_price({"quick": [(1.0, 0.8), (10.0, 0.5)]}, 0.4, {"zone": 3.0}, title="spot")
+    assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([0.5, 0.8])
+    assert "zone" in texts(figure) and "on demand costs the same" in texts(figure)
+    with pytest.raises(ValueError, match="1 to 3 lines, not 0"):
+        draw_spot_price({}, 0.4, {}, title="")
+
+
+@pytest.mark.parametrize(
+    ("days", "word"),
+    [
+        ((20, 30), "in time"),
+        ((29.9, 30.1), "too close to call"),
+        ((30, 31), "too close to call"),
+        ((30.1, 40), "late"),
+    ],
+)
+def test_a_range_of_days_is_in_time_late_or_too_close(days: tuple[float, float], word: str) -> None:
+    assert verdict(days, 30) == word
+
+
+def test_offers_stand_beside_the_deadline_and_what_cannot_start_says_why() -> None:
+    days, usd = {"near": (20.0, 25.0), "far": (40.0, 50.0)}, {"near": (1e5, 2e5), "far": (1e4, 2e4)}
+    figure = draw_offers(days, usd, {"never": "too large"}, 30, title="offers")
+    for said in ("20.0 to 25.0", "100 to 200", "cannot start: too large", "in time"):
+        assert said in texts(figure)
+    with pytest.raises(ValueError, match="same offers"):
+        draw_offers(days, {}, {}, 30, title="")

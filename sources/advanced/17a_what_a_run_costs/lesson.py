@@ -11,9 +11,9 @@
 #
 # {{badges}}
 #
-# **Promise.** You price a run by the token, say how many tokens a budget buys, and decide between offers with the deadline in it:
-# *13B parameters on 260B tokens within 30 days: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data
-# parallelism and checkpointing?*
+# **Promise.** You price a run from its speed, say how many tokens a budget buys, and choose between offers: *13B parameters on 260B
+# tokens within 30 days: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing?*
+# **MFU** (model FLOP utilization) is the share of a card's peak that goes into what the model needs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -21,8 +21,8 @@
 #
 # ## A bet
 #
-# An A10 rents for less than half of an A100-80GB. A *useful* FLOP counts what the model needs, at the MFU that each offer claims.
-# How much more does one cost on A10s, in percent? (Less is a negative number.)
+# In bf16 an A100-80GB computes up to 312 TFLOP/s, an A10 up to 125 (NVIDIA's data sheets). An A10 rents for less than half of the
+# A100's price. At the claimed MFUs, how many percent more does a FLOP that the model needs cost on A10s? (Negative: less.)
 
 # %%
 my_bet_percent = 0
@@ -31,112 +31,52 @@ my_bet_percent = 0
 here = setup("advanced/17a")
 
 # %%
-import time
-
 import pandas as pd
-import torch
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from evidence.validation import table
-from utils import Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, checkpoint_blocks
-from utils import cost, estimate, export, search, show, text_tokens
-from utils.catalog import ModelShape, device, link, model_shape, price
-from utils.lessons.lesson_17.account import Account
-from utils.lessons.lesson_17.decision import Option, decide, winners
-from utils.lessons.lesson_17.decision_figures import draw_decision, draw_spot
+from utils import Batch, Cluster, Evidence, Plan, check, estimate, export, show
+from utils.catalog import device, link, model_shape, price
+from utils.lessons.lesson_17.offer_figures import draw_offers, draw_same_loss, draw_spot_price, verdict
 from utils.lessons.lesson_17.scaling import CHINCHILLA, REPLICATION, UNROUNDED
-from utils.lessons.lesson_17.scaling_figures import draw_purchase, draw_runs
-from utils.lessons.lesson_17.scaling_fit import fit_law, leave_one_out
-from utils.planner.failing_runs import RunPlan, failing_runs
-from utils.planner.flops import hardware_flops, model_flops
-from utils.planner.goodput import DAY, best_interval_seconds, goodput, working_share
+from utils.planner.flops import model_flops
+from utils.planner.goodput import DAY, best_interval_seconds, working_share
 
 # %% [markdown]
 # ## 1. How many tokens does the money buy?
 #
-# The loss of a model with $N$ parameters after $D$ tokens follows a law
+# The loss of a model with $N$ parameters after $D$ tokens follows a *scaling law*, fitted to many runs
 # ([Hoffmann and others 2022](https://arxiv.org/abs/2203.15556)):
 #
 # $$L(N, D) = E + \frac{A}{N^\alpha} + \frac{B}{D^\beta}, \qquad C = 6 N D$$
 #
-# Money buys seconds, seconds buy FLOP, and the law says how to divide them. How many FLOP is a matter of the **MFU** (model FLOP
-# utilization), the share of the peak that goes into what the model needs:
-#
-# $$\text{MFU} = \frac{\text{FLOP that the model needs}}{\text{seconds} \times \text{GPUs} \times \text{peak}}$$
-#
-# Needed are, forward and backward, 6 FLOP a parameter and token, and for attention 12 x layers x width x length a token
-# ([PaLM](https://arxiv.org/abs/2204.02311), appendix B). Every MFU on this page counts so; the law's $C$ leaves attention out. 45% is
-# assumed here. New words stand in the [glossary](../00_glossary.ipynb).
+# $E$ is what no model gets below. $C$ is the training's FLOP: 2 a parameter and token forward, 4 backward. Three sets of constants
+# are published for one set of runs: the paper's, rounded and not rounded, and those of a replication ([Besiroglu and others
+# 2024](https://arxiv.org/abs/2404.10102)). The cell asks each what a million dollars should buy, and what the same loss costs at
+# other sizes. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 a100 = price("A100-80GB", "Lambda")
 budget_usd, mfu = 1_000_000, 0.45
 flop = budget_usd / a100.usd_per_gpu_hour * 3600 * device("A100-80GB").peak_flops_per_second("bf16") * mfu
 laws = {"replication 2024": REPLICATION, "as printed 2022": CHINCHILLA, "not rounded 2022": UNROUNDED}
-for name, one in laws.items():
-    n, d = one.best_parameters(flop), one.best_tokens(flop)
-    off = max(one.loss(k * n, d / k) for k in (0.5, 2)) - one.loss(n, d)
-    print(f"{name:<17} {n / 1e9:5.1f}B on {d / 1e9:6,.0f}B tokens, {d / n:4.0f} a parameter; half or twice the size: +{off:.4f} nats at most")
-quality = REPLICATION.loss(13e9, 260e9)
-served = [10.0**k for k in (9, 10, 11, 12, 13, 14)]
-figure = draw_purchase(laws, flop, served, quality, title=f"What ${budget_usd:,} buys on A100s at {mfu:.0%} MFU, and for whom")
-alt = "Left: each law's valley is flat and wide, and their floors lie at different sizes. "
-show(figure, alt=alt + "Right: the more tokens are served, the more training tokens a parameter pay.")
+for name, law in laws.items():
+    n, d = law.best_parameters(flop), law.best_tokens(flop)
+    bill = {k: k * law.tokens_for(law.loss(n, d), k * n) / d for k in (0.25, 0.5, 2)}  # over the best size's
+    print(f"{name:<17} {d / n:3.0f} tokens a parameter; the same loss at half the size {bill[0.5] - 1:+.0%}, at twice "
+          f"{bill[2] - 1:+.0%}, at a quarter {bill[0.25]:.1f} times the bill ({Evidence.PREDICTED})")
+figure = draw_same_loss(laws, flop, budget_usd, [1e9, 1e10, 1e11, 1e12], REPLICATION.loss(13e9, 260e9),
+                        title=f"What ${budget_usd:,} of A100s buys at {mfu:.0%} MFU, and the bill at other sizes")
+alt = "Left: three U-shaped bills with floors at different sizes; half the best size costs a quarter more. "
+show(figure, alt=alt + "Right: the more tokens are served, the smaller the cheapest model.")
 
 # %% [markdown]
-# **Read it.** One experiment, three answers. Rounding its constants moves 53 tokens a parameter to 83; the rest is the fit.
-# [Besiroglu and others 2024](https://arxiv.org/abs/2404.10102) fitted again and found the 20 that the paper's other
-# two methods gave. The valley (left) is flat: twice or half the best size costs less than 0.01 nats. That is why
-# over-training is cheap. Right: the cheapest way, in FLOP, to the loss of 13B on 260B. A served token costs $2N$,
-# so a model with many users should be smaller and train longer ([Sardana and others
-# 2023](https://arxiv.org/abs/2401.00448)): total $6ND + 2N D_{served}$.
-
-# %% [markdown]
-# Where does such a law come from? Fit one yourself. Five tiny models read 8 bytes and guess the ninth; a token is a byte. The learning
-# rate is constant, so each point of a run is like the end of a shorter one. The largest model is kept out of the fit.
-
-# %%
-windows = text_tokens(3_200_000).long().unfold(0, 9, 9)
-windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
-unseen, seen = windows[:20_000], windows[20_000:]
-
-
-# %%
-def train(width, steps=320, batch=1024):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Embedding(256, 16), torch.nn.Flatten(), torch.nn.Linear(128, width),
-                                torch.nn.ReLU(), torch.nn.Linear(width, 256))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0, fused=True)
-    for i in range(1, steps + 1):
-        rows = seen[(i - 1) * batch : i * batch]
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(rows[:, :-1]), rows[:, -1]).backward()
-        optimizer.step()
-        if i in (80, 110, 160, 220, steps):
-            with torch.no_grad():
-                loss = torch.nn.functional.cross_entropy(model(unseen[:, :-1]), unseen[:, -1])
-            yield 384 * width, i * batch, loss.item()  # parameters of the matrices
-
-
-# %%
-runs = [row for width in (8, 16, 32, 64) for row in train(width)]
-larger = list(train(128))
-law = fit_law(runs)
-alt = "Loss falls with tokens and with size; lines of the fit run through four sizes and near the fifth."
-show(draw_runs(runs, law, held_out=larger, title="A scaling law from four small models, and a fifth"), alt=alt)
-foretold = law.loss(*larger[-1][:2])
-print(f"the model kept out: {larger[-1][2]:.3f} {Evidence.MEASURED}, {foretold:.3f} {Evidence.PREDICTED}")
-for row in [law, *leave_one_out(runs)]:
-    print(f"{row.source:<15} E {row.e:.2f}  alpha {row.alpha:.2f}  beta {row.beta:.2f}")
-assert abs(foretold - larger[-1][2]) < 0.1, "twice the size should lie near the fitted law"
-
-# %% [markdown]
-# **Read it.** Twice the size is foretold well. The floor $E$ is not: leave one size out and it moves,
-# and $\alpha$ moves with it. Each of these floors lies below every loss that was measured. A fit
-# predicts near its data.
+# **Read it.** The laws agree on the shape and disagree on the place: rounding alone moves 53 tokens a parameter to 83. By the
+# replication's constants half the best size costs 26% more training for the same loss, and a quarter 4.5
+# times as much. A model with many users should still be smaller, since each served token costs $2N$ FLOP (right, at the loss of
+# 13B on 260B). The curve ends at $10^{12}$ tokens: laws fitted at usual ratios promise too much at extreme ones
+# ([Sardana and others 2023](https://arxiv.org/abs/2401.00448)).
 #
-# **Question.** A model reads as many tokens in service as it was trained on. What share of its
-# life's FLOP was training?
+# **Question.** A model reads as many tokens in service as it was trained on. What share of its life's FLOP was training?
 
 # %%
 training_share = ...
@@ -145,272 +85,265 @@ check("17.training_share", training_share)
 # %% [markdown]
 # ## 2. The account of a run
 #
-# MFU counts what the model needs. **HFU** (hardware FLOP utilization) counts what was computed, recomputation included, over the same
-# seconds, GPUs and peak.
+# $$\text{MFU} = \frac{\text{FLOP that the model needs}}{\text{seconds} \times \text{GPUs} \times \text{peak}}$$
 #
-# First forward and backward of a small model, with and without checkpointing. A processor has no data sheet's peak: the speed of a
-# large matrix product on the same cores stands for it. PyTorch counts the FLOP of products and attention, and the planner's formula
-# predicts them. Seconds are the processor's here, since other programs run beside; a cluster's MFU takes the clock's.
-# Checkpointing every block should add a forward of the blocks.
+# A token needs, forward and backward, 6 FLOP for each parameter outside the input embedding, which is a look-up. Attention needs
+# 12 x layers x width x length more. This count ([PaLM](https://arxiv.org/abs/2204.02311), appendix B) includes the half that a
+# causal mask hides; some leave that half out, some all of attention. Here are four published runs
+# ([LLaMA](https://arxiv.org/abs/2302.13971), [Llama 2](https://arxiv.org/abs/2307.09288)).
 
 # %%
-small = ModelShape(name="small", family="llama", layers=4, hidden=256, heads=8, feedforward=704,
-                   vocabulary=256, max_sequence=128, positions="rotary", tied=False)
-batch = Batch(sequences=8, sequence_length=128)
-needed = model_flops(small, batch)
-tokens_in = torch.randint(0, 256, (8, 128), generator=torch.Generator().manual_seed(0))
-
-
-def step(model):
-    logits = model(tokens_in).flatten(0, 1)
-    torch.nn.functional.cross_entropy(logits, tokens_in.flatten()).backward()
-
-
-# %%
-square = torch.randn(2048, 2048)
-
-
-def share_of_peak(work, flop, rounds=7):
-    shares = []  # each step beside a large product of the same moment; other programs do not count
-    for _ in range(rounds):
-        began = time.process_time()
-        torch.mm(square, square)
-        between = time.process_time()
-        work()
-        product, step_seconds = between - began, time.process_time() - between
-        shares.append(flop / step_seconds / (2 * 2048**3 / product))
-    return sorted(shares)[rounds // 2]
-
-
-# %%
-computed = {}
-for again in (False, True):
-    model = Transformer(TransformerConfig.from_shape(small))
-    model = checkpoint_blocks(model, every=int(again))
-    with FlopCounterMode(display=False) as counter:
-        step(model)
-    computed[again] = counter.get_total_flops()
-    mfu = share_of_peak(lambda model=model: step(model), needed)
-    formula = hardware_flops(small, Plan(recompute="full" if again else "none", attention="unfused"), batch)
-    print(f"checkpointing {again!s:<6} needs {needed / 1e9:.1f} GFLOP, formula {formula / 1e9:.1f}, counted "
-          f"{computed[again] / 1e9:.1f}; MFU {mfu:.0%}, HFU {mfu * computed[again] / needed:.0%} "
-          f"({Evidence.MEASURED})")
-
-# %% tags=["nbval-check-output"]
-counts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry
-too_old = "" if counts else f" (not counted on a CPU: PyTorch {torch.__version__} is too old)"
-scores, last = (2 * width * 256 * batch.tokens for width in (128, 704))  # queries times keys, and the last product
-print(f"without: counted - needed = {(computed[False] - needed) / 1e9:.2f} GFLOP; "
-      f"flash computes the scores again: {4 * scores / 1e9:.2f}{too_old}")
-added, forward = computed[True] - computed[False], needed / 3 - 2 * 256 * 256 * batch.tokens
-print(f"with: {added / 1e9:.2f} more; a forward pass of the blocks {forward / 1e9:.2f}, less the last "
-      f"product of each block {4 * last / 1e9:.2f}")
-assert too_old or computed[False] - needed == 4 * scores, "the counter should see the scores computed twice"
-assert too_old or added == forward - 4 * last, "recomputation should stop before each block's last product"
-
-# %% [markdown]
-# **Read it.** Counter and formula differ, and the last cell accounts for every FLOP between them. The attention kernel
-# recomputes its scores even without checkpointing. And PyTorch stops recomputing as soon as it has what backward
-# needs, so the last product of each block is spared. HFU flatters: it pays you for doing work twice. Compare runs by
-# MFU.
-#
-# Now published runs: GPU hours of [Llama 2](https://arxiv.org/abs/2307.09288) and
-# [LLaMA](https://arxiv.org/abs/2302.13971), at a dated price.
-
-# %%
-print(f"A100-80GB ${a100.usd_per_gpu_hour} ({a100.origin()}, age in days {a100.age_days()})")
-
-# %%
+peak = device("A100-80GB").peak_flops_per_second("bf16")
 published, rows = {row["model"]: row for row in table("gpu_hours")}, []
 for name, shape, length in (("LLaMA-65B", "llama-65b", 2048), ("Llama2-7B", "llama-2-7b", 4096),
                             ("Llama2-70B", "llama-2-70b", 4096), ("Llama2-13B", "llama-2-13b", 4096)):
-    hours, d = float(published[name]["gpu_hours"]), float(published[name]["tokens"].rstrip("T")) * 1e12
-    needs = model_flops(shape, Batch(sequences=1, sequence_length=length)) / length * d
-    run = Account(gpu="A100-80GB", seconds=3600 * hours, tokens=d, model_flops=needs, usd_per_gpu_hour=a100.usd_per_gpu_hour)
-    plain = run.mfu * 6 * model_shape(shape).parameter_count * d / needs
-    rows.append({"model": name, "GPU hours (published)": f"{hours:,.0f}", "MFU": f"{run.mfu:.0%}", "without attention": f"{plain:.0%}",
-                 "million $": f"{run.usd / 1e6:.2f}", "$ a million tokens": f"{run.usd_per_million_tokens:.2f}"})
-llama_2_mfu = run.mfu  # of the 13B
-display(pd.DataFrame(rows).style.hide().set_caption("Published GPU hours, at the price above"))
+    model, hours = model_shape(shape), float(published[name]["gpu_hours"])
+    rate = float(published[name]["tokens"].rstrip("T")) * 1e12 / hours / 3600  # tokens a second of one GPU
+    needed = model_flops(model, Batch(sequences=1, sequence_length=length)) / length
+    attention = 12 * model.layers * model.hidden * length
+    rows.append({"run on A100-80GB": name, "GPU hours (published)": f"{hours:,.0f}",
+                 "days of 1,024 GPUs": f"{hours / 24 / 1024:.1f}", "tokens/s a GPU": f"{rate:,.0f}",
+                 "MFU": f"{rate * needed / peak:.1%}", "causal half": f"{rate * (needed - attention / 2) / peak:.1%}",
+                 "no attention": f"{rate * (needed - attention) / peak:.1%}",
+                 "$ a million tokens": f"{1e6 / rate / 3600 * a100.usd_per_gpu_hour:.2f}"})
+llama_2_rate, llama_2_mfu = rate, rate * needed / peak  # of the 13B
+display(pd.DataFrame(rows).style.hide().set_caption(f"Published GPU hours at ${a100.usd_per_gpu_hour} ({a100.origin()})"))
+print(f"LLaMA-65B: 380 tokens/s a GPU (published) make 1.4T tokens in {1.4e12 / 380 / 3600:,.0f} GPU hours")
 
 # %% [markdown]
-# **Read it.** These are billed hours, with every restart in them. The same run of 13B is 42% with attention and 38% without: ask which
-# an offer means.
+# **Read it.** Such hours are rounded. LLaMA-65B's are nearly its stated speed times its tokens, so restarts are not in them.
+# Llama 2's are 7.5, 15.0 and 70.0 days of 1,024 cards, as if rounded to half days: that alone leaves 7B's MFU open by a thirtieth.
+# And one run of 13B reads as 42%, 40% or 37%. So ask for **tokens per second**, which need no counting rule.
+#
+# The next cell has such speeds for 13B at length 2,048 with FSDP, a way that the question leaves out
+# ([llm-foundry](https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md)). **HFU** (hardware FLOP
+# utilization) also counts what is recomputed, on these A100s every block. Compare runs by MFU.
+
+# %%
+fsdp_rate = {}  # tokens a second of one GPU
+for row in table("llm_foundry"):
+    as_here = row["model"] == "13b" and row["seq_len"] == "2048"
+    if as_here and (row["n_gpus"], row["gpu"]) in (("64", "a100_40gb"), ("32", "h100_80gb")):
+        fsdp_rate[row["gpu"]] = float(row["throughput_tok_s_gpu"])
+        print(f"{row['n_gpus']} x {row['gpu']}: {row['throughput_tok_s_gpu']} tokens/s a GPU, MFU {row['mfu_pct']}%, "
+              f"HFU {row['hfu_pct']}%, {row['global_batch_size']} sequences a step ({Evidence.PUBLISHED})")
 
 # %% [markdown]
 # ## 3. Spot, and what it really costs
 #
-# A spot node is cheap and taken back at will. All nodes are needed, so each loss costs a restart and the
-# work since the last checkpoint. A useful hour costs the price over the **goodput** (the share of time
-# that is lasting work). Here are 8 nodes of H100 at two dated prices, with the simulated runs of lesson 16
-# as points and Daly's formula as lines.
+# A spot node is cheap, and its provider takes it back at will. All nodes are needed, so each loss costs a restart and the work
+# since the last checkpoint. **Goodput** is the share of paid time that becomes lasting work; a useful hour costs the price over
+# the goodput. The cell takes four nodes of H100 and Daly's formula (lesson 16). Its dotted lines are rates that occurred: four AWS
+# nodes of one V100, in three zones of 2023 ([SkyPilot's
+# traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
 
 # %%
 firm, spot = price("H100", "Nebius", kind="on demand"), price("H100", "Nebius", kind="spot")
-nodes, broken, restart = 8, 6.5e-3, 300.0  # failures of a node and day: published for RSC-1
+# SkyPilot's traces at 221da1a (published): node-days up, nodes lost, share of the time with all four nodes up.
+zones = {"us-east-2a": (52.1, 75, 0.71), "us-west-2c": (58.2, 330, 0.79), "us-east-1f": (17.5, 195, 0.30)}
+taken = {name: lost / node_days for name, (node_days, lost, _) in zones.items()}  # times a day, of one node
 
 
-def goodputs(taken_a_day, save):
-    mean = DAY / (nodes * (broken + taken_a_day))
-    every = max(best_interval_seconds(save, mean), 1.0)
-    plan = RunPlan(DAY, every, save, restart, nodes, 1000 * (broken + taken_a_day))
-    return working_share(every, save, restart, mean), failing_runs(plan, 100).goodput.mean()
+def goodput(nodes, taken_a_day=0.0, save_seconds=10.0, restart_seconds=300.0):
+    """Share of paid time that is lasting work, by Daly's formula at the best checkpoint interval."""
+    broken_a_day = 6.5e-3  # of a node: Meta's RSC-1 cluster, Kokolis and others 2024, arXiv:2410.21680
+    mean = DAY / (nodes * (broken_a_day + taken_a_day))
+    return working_share(best_interval_seconds(save_seconds, mean), save_seconds, restart_seconds, mean)
 
 
 # %%
-lines, points = {}, {}
-for save in (10, 60, 600):
-    name, kept = f"checkpoint {save} s", goodputs(1e-9, save)[0]
-    ratio = spot.usd_per_gpu_hour / firm.usd_per_gpu_hour * kept
-    found = {rate: goodputs(rate, save) for rate in (0.1, 1, 3, 6, 10, 15, 20, 30)}
-    lines[name] = [(rate, ratio / line) for rate, (line, _) in found.items()]
-    points[name] = [(rate, ratio / runs) for rate, (_, runs) in found.items()]
-    worst = max(abs(line / runs - 1) for line, runs in found.values() if runs > 0.5)
-    most = max(rate for rate, price_ratio in points[name] if price_ratio < 1)
-    print(f"{name}: spot is cheaper up to {most} losses a node and day, and dearer at the next point; "
-          f"formula and simulation within {worst:.1%} where half of the time is work")
-
-# %%
-alt = "Spot costs less than half while nodes stay; the curves rise with interruptions and cross 1, first "
-show(draw_spot(lines, points, title=f"8 nodes of H100, all needed: spot at {spot.usd_per_gpu_hour / firm.usd_per_gpu_hour:.0%} of the firm price, restarts of {restart:.0f} s"),
-     alt=alt + "with slow checkpoints.")
-print(spot.origin(), "|", firm.origin())
+ratio = spot.usd_per_gpu_hour / firm.usd_per_gpu_hour
+rates = [0.1 * 300 ** (k / 100) for k in range(101)]
+lines = {f"a checkpoint stops training for {save} s": [(rate, goodput(4, rate, save)) for rate in rates]
+         for save in (10, 60, 600)}
+title = f"4 nodes of H100, all needed: spot at {ratio:.0%} of the price, restarts of 300 s"
+alt = "Spot costs less than half while nodes stay; with checkpoints of ten minutes it crosses 1 within ten losses a day."
+show(draw_spot_price(lines, ratio, taken, title=title), alt=alt)
+print(f"on demand ${firm.usd_per_gpu_hour}, spot ${spot.usd_per_gpu_hour} ({spot.origin()})")
+for name, rate in taken.items():
+    print(f"{name}: a node taken back {rate:.1f} times a day, goodput {goodput(4, rate):.0%} with saves of 10 s and "
+          f"{goodput(4, rate, 600):.0%} with 600 s; all four there {zones[name][2]:.0%} of the time ({Evidence.PUBLISHED})")
 
 # %% [markdown]
-# **Read it.** Spot pays where a curve lies under 1: up to a few losses per node and day where a checkpoint stops training for ten
-# minutes, more than ten with quick ones. Two things are not in the dollars. The run takes longer by a factor of one
-# over goodput, which a deadline may forbid. And a provider takes nodes back in crowds, when everybody wants them: then
-# no other node is at hand.
-#
+# **Read it.** With quick checkpoints spot is cheaper at all three rates, and it takes more days: one over the goodput (right axis),
+# and the time in which not all four nodes were there.
+
+# %% [markdown]
 # ## The scenario as asked: A100s or A10s
 #
-# *13B parameters: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and
-# checkpointing?* Before weighing anything, check that both can run, and price the useful FLOP.
+# *A100s in 3D at 45%, or A10s with data parallelism and checkpointing at 38%?* First price the useful FLOP, and check that both
+# can start.
 
 # %%
 thirteen, tokens, deadline = model_shape("llama-2-13b"), 260e9, 30
 train_batch = Batch(sequences=1024, sequence_length=2048)
-hourly = {name: price(name, "Lambda").usd_per_gpu_hour for name in ("A100-80GB", "A10")}
-usd_each = {}
-for name, share in (("A100-80GB", 0.45), ("A10", 0.38)):
-    useful = device(name).bf16_tflops * share
-    usd_each[name] = hourly[name] / useful
-    print(f"{name:<10} ${hourly[name]:.2f} for {useful:.0f} useful TFLOP/s: ${1e3 * usd_each[name]:.1f} for 1,000 of them, an hour")
+a10, usd_each = price("A10", "Lambda"), {}
+for row, share in ((a100, 0.45), (a10, 0.38)):
+    useful = device(row.gpu).bf16_tflops * share
+    usd_each[row.gpu] = row.usd_per_gpu_hour / useful
+    print(f"{row.gpu:<10} ${row.usd_per_gpu_hour:.2f} for {useful:.0f} useful TFLOP/s; sold by {row.instance_gpus} a node, "
+          f"network between nodes {row.fabric} ({row.origin()})")
 print(f"a useful FLOP costs {usd_each['A10'] / usd_each['A100-80GB'] - 1:+.0%} on A10s; your bet was {my_bet_percent:+d}%")
 
 # %%
-h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
-               network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)
-llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
-hundred = link("Ethernet 100G")  # one port a node, of RoCE, for all A10s
-a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=hundred.link_bytes_per_second, usd_per_gpu_hour=hourly["A10"])
-plain = estimate(thirteen, a10s, Plan(dp=128, recompute="full", framework="zero-paper"), train_batch)
-print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states {plain.peak.state_bytes / 1e9:.0f} GB, on a card of 24")
+every_state = Plan(dp=128, recompute="full", framework="zero-paper")  # 16 bytes a parameter on each card
+states = estimate(thirteen, Cluster(gpu="A10", nodes=16), every_state, train_batch).peak.state_bytes
+full = f"{states / 1e9:.0f} GB of states on a card of 24"
+print(f"plain data parallelism: {2 * thirteen.parameter_count / 1e9:.0f} GB of weights alone, {full}")
 
 # %% [markdown]
-# **Read it.** The A10 is cheaper an hour and dearer a FLOP. And plain data parallelism cannot start on
-# it: the weights alone overflow the card, checkpointing or not. Checkpointing shrinks activations, and
-# those are not the problem. What *could* run on A10s? Each way gets the lower of the MFU that was
-# claimed and the one that the planner predicts. A mark is the best value over the option's own, times the
-# weight; one more option changes the others' marks where it is best at something. The weeks of work are a judgement. The second row
-# gives the A100s what Llama 2's 13B reached on them, in section 2. Days and dollars are divided by the goodput, by Daly's formula at 3.5
-# to 25 failures in 1,000 node-days, with checkpoints of 10 s.
+# **Read it.** The A10 is cheaper an hour and dearer a FLOP. Plain data parallelism cannot start on it: every card holds all states,
+# and checkpointing shrinks only activations. Sharding the states (ZeRO-3) can start, or cutting the model (tensor parallel 2,
+# pipeline 8). And the price is of single cards: eight in a node, on a fast network, are another offer.
+#
+# Now the deadline. Each offer gets a range of MFU. The A100s' begins at Llama 2's speed on 13B and ends at the claim, or with FSDP
+# at llm-foundry's speed. For A10s no speed of a 13B is at hand: their range ends at the claim or the planner's prediction,
+# whichever is lower, and begins at that divided by the planner's miss on the A100s.
+
+# %%
+needed = model_flops(thirteen, Batch(sequences=1, sequence_length=2048)) / 2048  # FLOP a token
+
+
+def mfu_of(rate, card):
+    """MFU of a card that trains so many tokens a second of this model."""
+    return rate * needed / device(card).peak_flops_per_second("bf16")
+
+
+def predicted(card, nodes, plan):
+    """The planner's MFU; A10 nodes share one port of 100 Gb/s each."""
+    port = link("Ethernet 100G")
+    slower = {"network_bytes_per_second": port.link_bytes_per_second, "network_kind": port.kind}
+    cluster = Cluster(gpu=card, nodes=nodes, **(slower if card == "A10" else {}))
+    return estimate(thirteen, cluster, plan, train_batch).mfu
+
 
 # %%
 zero_3 = {"zero_stage": 3, "recompute": "full", "framework": "fsdp"}
-ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in weeks: a judgement)
-    "64 A100, 3D": ("A100-80GB", 8, None, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True), 0.45, 3),
-    "64 A100, 3D, as Llama 2": ("A100-80GB", 8, None, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True), llama_2_mfu, 3),
-    "128 A10, plain DP": ("A10", 16, hundred, Plan(dp=128, recompute="full", framework="zero-paper"), 0.38, 1),
-    "128 A10, ZeRO-3, 100G": ("A10", 16, hundred, Plan(dp=128, micro_batch=8, **zero_3), 0.38, 2),
-    "256 A10, ZeRO-3, 100G": ("A10", 32, hundred, Plan(dp=256, micro_batch=4, **zero_3), 0.38, 2),
-    "192 A10, PP 6, 100G": ("A10", 24, hundred, Plan(dp=32, pp=6, zero_stage=1, recompute="full"), 0.38, 4),
-    "256 A10, TP 2 PP 8, 100G": ("A10", 32, hundred, Plan(dp=16, tp=2, pp=8, zero_stage=1), 0.38, 5),
+slow = mfu_of(llama_2_rate, "A100-80GB")
+quick = mfu_of(fsdp_rate["a100_40gb"], "A100-80GB")  # the card of 40 GB has the same peak
+in_3d = predicted("A100-80GB", 8, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True))
+sharded = predicted("A100-80GB", 8, Plan(dp=64, micro_batch=16, **zero_3))
+miss = in_3d / slow
+print(f"64 A100 in 3D: {in_3d:.0%} predicted, {slow:.0%} at Llama 2's speed: {miss:.2f} times too high")
+print(f"64 A100 with FSDP: {sharded:.0%} predicted, {quick:.0%} published: {sharded / quick:.2f} times too high")
+
+# %%
+a10_ways = {  # name: nodes of 8, plan, weeks of work
+    "128 A10, ZeRO-3": (16, Plan(dp=128, micro_batch=8, **zero_3), 2),
+    "256 A10, ZeRO-3": (32, Plan(dp=256, micro_batch=4, **zero_3), 2),
+    "256 A10, TP 2 PP 8": (32, Plan(dp=16, tp=2, pp=8, zero_stage=1), 5),
 }
-signed = export(thirteen, Cluster(gpu="A100-80GB", nodes=8), ways["64 A100, 3D"][3], train_batch)
-print(f"# written to build/lesson-17: {len(signed.write(here.root / 'build' / 'lesson-17'))} files for 64 A100")
-
-
-def found(card, nodes, network, plan, claimed, weeks, usd=None):
-    fast = {} if network is None else {"network_bytes_per_second": network.link_bytes_per_second, "network_kind": network.kind}
-    machines = Cluster(gpu=card, nodes=nodes, usd_per_gpu_hour=usd or hourly[card], **fast)
-    row = estimate(thirteen, machines, plan, train_batch)
-    return row, row.mfu / min(row.mfu, claimed), weeks  # how many times slower than predicted
-
-
-# %%
-reached = {}  # MFU, the lower of claimed and predicted; goodput
-
-
-def matrix(a10_usd=None):
-    rows = []
-    for name, way in ways.items():
-        row, slower, weeks = found(*way, usd=a10_usd if way[0] == "A10" else None)
-        if not row.fits:
-            full = f"states of {row.peak.state_bytes / 1e9:.0f} GB on a card of 24"
-            rows.append(Option(name, {}, obstacle=full))
-            continue
-        left = goodput(row.cluster, checkpoint_seconds=10)
-        bill = cost(row, tokens, left)  # over the middle of the range
-        reached[name] = {"MFU": f"{row.mfu / slower:.0%}", "goodput": f"{sum(left.share) / 2:.1%}"}
-        rows.append(Option(name, {"usd": bill.usd * slower, "days": bill.days * slower, "weeks": weeks}))
-    return rows
-
-
-# %%
-weights, limits = {"usd": 3, "days": 1, "weeks": 1}, {"days": deadline}
-ranked = decide(matrix(), weights, limits)
-rows = [{"": row.option.name, **reached.get(row.option.name, {}), **row.option.values, "marks": row.score,
-         "out, because": row.struck} for row in ranked]
-display(pd.DataFrame(rows).style.format({"usd": "{:,.0f}", "days": "{:.1f}", "weeks": "{:.0f}", "marks": "{:.2f}"}, na_rep="")
-        .hide().set_caption(f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days, weights 3 : 1 : 1 ({Evidence.PREDICTED})"))
-a100s = found(*ways["64 A100, 3D"])[0]
-print(f"64 A100 meet the deadline from an MFU of {a100s.mfu * cost(a100s, tokens).days / deadline:.1%} on: 45% is claimed, "
-      f"{llama_2_mfu:.1%} was Llama 2's, {a100s.mfu:.0%} is predicted")
-
-# %%
-prices = [hourly["A10"] * k / 20 for k in range(4, 27)]
-shares = [k / 24 for k in range(25)]
-grid = winners(matrix, prices, lambda usd: {"usd": usd, "days": (1 - usd) / 2, "weeks": (1 - usd) / 2}, shares, limits)
-even = hourly["A100-80GB"] * device("A10").bf16_tflops * 0.38 / (device("A100-80GB").bf16_tflops * 0.45)
-print(f"per useful FLOP an A10 breaks even at ${even:.2f} an hour, {even / hourly['A10'] - 1:.0%}")
-a10 = [[bool(name) and "A100" not in name for name in row] for row in grid]
-print(f"where dollars weigh 0.6, A10s win up to ${max(usd for usd, row in zip(prices, a10, strict=True) if row[14]):.2f} an hour; "
-      f"at today's price, up to a weight of {max(share for share, won in zip(shares, a10[prices.index(hourly['A10'])], strict=True) if won):.2f}")
-alt = f"Left: {ranked[0].option.name} leads; plain DP is out for memory, others for the deadline. Right: A10s win at low prices, "
-figure = draw_decision(ranked, grid, shares, prices, title=f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days: the lower of claimed and predicted MFU",
-                       weight_label="weight of dollars (rest: days and weeks alike)",
-                       price_label="A10, $ an hour", now=(0.6, hourly["A10"]))
-show(figure, alt=alt + "or where dollars weigh little.")
+a10_offers = {}
+for name, (nodes, plan, weeks) in a10_ways.items():
+    high = min(0.38, predicted("A10", nodes, plan))
+    a10_offers[name] = ("A10", nodes, a10.usd_per_gpu_hour, (high / miss, high), weeks, goodput(nodes), 1)
+llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
+h100_mfu = (llama_3_mfu, mfu_of(fsdp_rate["h100_80gb"], "H100"))
 
 # %% [markdown]
-# **Read it.** Memory and deadline come first: no weight makes up for a run that cannot start or comes too late. The A100s lead
-# by their claim, and at Llama 2's MFU still, with half a day to spare; a little below that they are late, and A10s win. At today's price A10s win, too, where
-# dollars weigh less than a fifth; and the weeks are a judgement. So ask for a measured MFU before anything else. ZeRO-3 loses MFU from 128 to 256 cards:
-# each has half the tokens to hide its gathers behind.
+# The H100 is missing from the question. Its range begins at the lowest MFU of Llama 3's table, a far larger run. The weeks of work
+# before the start are a judgement.
+
+# %%
+there = zones["us-west-2c"][2]
+offers = {  # card, nodes of 8, $ an hour, MFU from low to high, weeks of work, goodput, share of time that all nodes are there
+    "64 A100, 3D": ("A100-80GB", 8, a100.usd_per_gpu_hour, (slow, 0.45), 3, goodput(8), 1),
+    "64 A100, FSDP": ("A100-80GB", 8, a100.usd_per_gpu_hour, (slow, quick), 2, goodput(8), 1),
+    "72 A100, FSDP": ("A100-80GB", 9, a100.usd_per_gpu_hour, (slow, quick), 2, goodput(9), 1),
+    **a10_offers,
+    "32 H100": ("H100", 4, firm.usd_per_gpu_hour, h100_mfu, 2, goodput(4), 1),
+    "32 H100, spot": ("H100", 4, spot.usd_per_gpu_hour, h100_mfu, 3, goodput(4, taken["us-west-2c"]), there),
+}
+
+
+def run_cost(card, nodes, usd_per_hour, mfu, kept, there=1):
+    """Days on the calendar and dollars of rent, for all tokens."""
+    useful_flops = 8 * nodes * device(card).peak_flops_per_second("bf16") * mfu * kept  # a second
+    paid_seconds = needed * tokens / useful_flops
+    return paid_seconds / DAY / there, paid_seconds / 3600 * 8 * nodes * usd_per_hour
+
+
+# %%
+days, usd, rows = {}, {}, []
+for name, (card, nodes, hourly, mfus, weeks, kept, there) in offers.items():
+    ends = [run_cost(card, nodes, hourly, mfu, kept, there) for mfu in reversed(mfus)]
+    days[name], usd[name] = zip(*ends, strict=True)
+    rows.append({"offer": name, "MFU": f"{mfus[0]:.0%} to {mfus[1]:.0%}", "goodput": f"{kept:.1%}",
+                 "weeks of work": weeks, "in 30 days": verdict(days[name], deadline)})
+display(pd.DataFrame(rows).style.hide().set_caption(f"13B on 260B tokens ({Evidence.PREDICTED} from the MFUs)"))
+
+# %%
+same_mfu, _ = run_cost("A100-80GB", 8, a100.usd_per_gpu_hour, llama_2_mfu, goodput(8))
+print(f"64 A100 at Llama 2's MFU of {llama_2_mfu:.1%}, all of attention counted: {same_mfu:.1f} days ({Evidence.PREDICTED})")
+alt = "Days and dollars of each offer as bars. 64 A100 straddle 30 days; 72 A100 and 32 H100 on demand are in time; "
+alt += "spot straddles, and the A10s straddle or are late."
+title = "13B on 260B tokens: each offer from its high MFU to its low one"
+show(draw_offers(days, usd, {"128 A10, plain DP": full}, deadline, title=title), alt=alt)
+
+# %% [markdown]
+# **Read it.** Memory strikes out one offer, the deadline another. 64 A100 are too close to call: Llama 2's speed, at length 4,096,
+# makes them late, and its MFU at length 2,048 just in time. A ninth node settles it. At the same MFU, 72 cards cost the same dollars
+# in fewer days, with a batch that 72 divides. Spot halves the H100's rent; its days hang on whether four nodes are there.
 #
-# And ask which card is missing from the question:
+# Now decide: drop what is late, price the weeks of work, take the least total. Then change the assumptions.
 
 # %%
-best, claimed = search(thirteen, h100, train_batch).best, llama_3_mfu
-bill, slower = cost(best, tokens), best.mfu / min(best.mfu, claimed)
-asked_for = Option("32 H100, nobody's offer", {"usd": bill.usd * slower, "days": bill.days * slower, "weeks": 3})
-print(f"32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "
-      f"by the lower {bill.days * slower:.1f} days, ${bill.usd * slower:,.0f} ({firm.origin()})")
-for row in decide([*matrix(), asked_for], weights, limits):
-    print(f"{row.option.name:<26}", f"marks {row.score:.2f}" if row.score else f"out: {row.struck}")
+week_usd = 5_000  # an assumption
+
+
+def cheapest(without="", week_usd=week_usd, end=0, price_times=None):
+    """The offer that is in time at this end of its MFU range (0: low) and costs least, its weeks of work included."""
+    totals = []
+    for name, (card, nodes, hourly, mfus, weeks, kept, there) in offers.items():
+        hourly *= (price_times or {}).get(card, 1)
+        took, paid = run_cost(card, nodes, hourly, mfus[end], kept, there)
+        if took <= deadline and card != without:
+            totals.append((paid + weeks * week_usd, name))
+    total, name = min(totals)
+    return f"{name}: ${total:,.0f}"
+
+
+# %%
+changes = {
+    f"low MFUs, ${week_usd:,} a week of work": {},
+    "half the price of a week": {"week_usd": week_usd / 2},
+    "twice the price of a week": {"week_usd": 2 * week_usd},
+    "high MFUs": {"end": 1},
+    "A10s at half their price": {"price_times": {"A10": 0.5}},
+    "A10s at half their price, high MFUs": {"price_times": {"A10": 0.5}, "end": 1},
+    "H100s at twice their price": {"price_times": {"H100": 2}},
+}
+rows = [{"assumption": name, "as asked": cheapest("H100", **change), "with H100s": cheapest(**change)}
+        for name, change in changes.items()]
+display(pd.DataFrame(rows).style.hide().set_caption(f"The cheapest offer in time, rent and work ({Evidence.PREDICTED})"))
+
+# %%
+more_work = (offers["256 A10, TP 2 PP 8"][4] - offers["64 A100, FSDP"][4]) * week_usd
+even = (min(usd["64 A100, FSDP"]) - more_work) / min(usd["256 A10, TP 2 PP 8"]) * a10.usd_per_gpu_hour
+print(f"at high MFUs, 256 A10 cost as much as 64 A100 with FSDP at ${even:.2f} an A10 and hour, work included")
+today, first = min((max(days[name]) + 7 * offer[4], name) for name, offer in offers.items())
+more_days, more_usd = run_cost("H100", 6, firm.usd_per_gpu_hour, h100_mfu[0], goodput(6))
+print(f"counted from today, with the weeks of work: {first} take {today:.0f} days; 48 H100 take {more_days + 14:.0f} days "
+      f"and ${more_usd:,.0f} of rent ({Evidence.PREDICTED})")
+
+# %%
+nine_nodes, fsdp_plan = Cluster(gpu="A100-80GB", nodes=9), Plan(dp=72, micro_batch=14, **zero_3)
+job = export(thirteen, nine_nodes, fsdp_plan, Batch(sequences=1008, sequence_length=2048))
+print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'build' / 'lesson-17'))} files in build/lesson-17")
 
 # %% [markdown]
-# **Read it.** The H100s, at the lowest MFU of Llama 3's table (a far larger run) and another provider's price, beat every offer in dollars
-# and days. With them in, two of the others change places: marks are shares of the best, so read the order of losers with care.
-# Failures cost about 1% of so few nodes; on spot, put the goodput of section 3 in.
+# **Read it.** As asked, take A100s with FSDP; until their speed is measured, with a ninth node. Half or twice the price of a week
+# changes nothing. A10s win only at half their price and their high MFU. The H100 beats both, even at twice its price.
+#
+# The 30 days are the training's. Counted from today, every offer is late, and more H100s are the way out. Failed starts,
+# evaluation and storage come on top.
 
 # %% [markdown]
 # ## Recap
 #
-# - Compare runs by MFU, offers by dollars per useful FLOP, and both by the deadline. Memory comes before any weight.
-# - A law predicts near its data. Its valley is flat: over-training is cheap, and pays where many tokens are served.
-# - Spot is paid by goodput, and by the days that it adds.
+# - Memory and deadline strike out; then dollars decide, at a speed that somebody measured.
+# - More cards of one kind cost the same dollars and fewer days, while the MFU holds.
+# - Half the best size costs about a quarter more training.
 #
 # ### Test yourself
 #
@@ -418,33 +351,47 @@ for row in decide([*matrix(), asked_for], weights, limits):
 #
 # <details><summary>Answer</summary>
 #
-# No: a useful FLOP costs 1.25 times as much. Only if memory and deadline leave nothing else.
+# No: a useful FLOP costs 1.25 times as much.
 #
 # </details>
 #
-# Do exercises 2 and 3 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), in a copy (`make my-labs`), then compare with the
-# [solution](../../solutions/advanced/17_cluster_and_budget.ipynb). The [capstone](99_capstone.ipynb) asks for all of it. Daly's paper
-# stands in lesson 16.
+# Do exercises 2 and 3 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), then compare with the
+# [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
 
 # %% [markdown]
 # ## On Monday
 #
-# Price your run from its tokens per second, of all cards together. `peak_flops` is the dense peak of your data type; `model` is yours,
-# before it is sharded, and its config has `layers` and `hidden`.
+# Rent 1, 2 and 4 nodes for an hour. Log steady tokens per second, the seconds that a checkpoint stops training, and those from a
+# killed rank to the next step. Put into the contract the shortest term, the network between nodes, and how soon a
+# dead node is replaced. `model` is Hugging Face's, not yet sharded; `peak_flops` is dense. Of a mixture of experts, count the
+# parameters that a token meets.
 #
 # ```python
+# config = model.config
 # parameters = sum(p.numel() for p in model.parameters())
-# flop_per_token = 6 * parameters + 12 * layers * hidden * sequence_length  # forward and backward, attention's last
+# if not config.tie_word_embeddings:  # then the input embedding is a look-up beside the head
+#     parameters -= model.get_input_embeddings().weight.numel()
+# flop_per_token = 6 * parameters + 12 * config.num_hidden_layers * config.hidden_size * sequence_length
 # mfu = flop_per_token * tokens_per_second / (cards * peak_flops)
-# usd_per_million_tokens = 1e6 / tokens_per_second / 3600 * cards * usd_per_card_hour
-# days = tokens_wanted / tokens_per_second / 86_400
 # ```
 #
-# Compare offers by `usd_per_card_hour / (peak_flops * mfu)`, with an MFU that somebody measured, and divide days and dollars by the
-# goodput. Then ask what the money buys: twenty tokens a parameter of the best size, more where many tokens are served.
+# Then choose. `offers` has those that can start, each as `("64 A100", 64, 2.79, 1500, 0.99)`: name, cards, dollars a card and hour,
+# tokens a card and second, goodput.
+#
+# ```python
+# in_time = []
+# for name, cards, usd_per_card_hour, tokens_per_card_second, goodput in offers:
+#     hours = tokens_wanted / (cards * tokens_per_card_second * goodput) / 3600
+#     usd = hours * cards * usd_per_card_hour
+#     print(f"{name}: {hours / 24:.1f} days, ${usd:,.0f}")
+#     if hours / 24 <= deadline_days:
+#         in_time.append((usd, name))
+# best = min(in_time, default=None)  # None: nothing is in time
+# ```
+#
+# What a budget should buy, at twenty tokens a parameter:
 #
 # ```python
 # flop = budget_usd / usd_per_card_hour * 3600 * peak_flops * mfu
 # best_parameters = (flop / (6 * 20)) ** 0.5
-# best_tokens = 20 * best_parameters
 # ```

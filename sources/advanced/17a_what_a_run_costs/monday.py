@@ -4,39 +4,46 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
+from utils.lessons.blocks import run_block, small_llama
 
-from utils.lessons.blocks import run_block
-
-WIDTH, PEAK, CARDS, USD = 100, 312e12, 8, 2.0
-LAYERS, LENGTH = 2, 50
+PEAK, CARDS, USD, LENGTH = 312e12, 8, 2.0, 50
 
 
 def block_1(text: str) -> None:
-    """A run at half of its cards' peak: the price and the days follow."""
-    model = nn.Linear(WIDTH, WIDTH, bias=False)
-    rate = 0.5 * CARDS * PEAK / (6 * WIDTH**2 + 12 * LAYERS * WIDTH * LENGTH)
-    found = run_block(
-        text,
-        model=model,
-        layers=LAYERS,
-        hidden=WIDTH,
-        sequence_length=LENGTH,
-        tokens_per_second=rate,
-        cards=CARDS,
-        peak_flops=PEAK,
-        usd_per_card_hour=USD,
-        tokens_wanted=86_400 * rate * 3,
-    )
-    assert math.isclose(found["mfu"], 0.5) and math.isclose(found["days"], 3)
-    assert math.isclose(found["usd_per_million_tokens"] * rate * 3600 / 1e6, CARDS * USD), (
-        "an hour's tokens cost an hour's cards"
-    )
+    """A run at half of its cards' peak, whether the embeddings are tied or not."""
+    for tied in (False, True):
+        model = small_llama(tie_word_embeddings=tied)
+        lookup = model.get_input_embeddings().weight.numel()
+        products = sum(p.numel() for p in model.parameters()) - (0 if tied else lookup)
+        rate = 0.5 * CARDS * PEAK / (6 * products + 12 * 2 * 64 * LENGTH)
+        found = run_block(
+            text,
+            model=model,
+            sequence_length=LENGTH,
+            tokens_per_second=rate,
+            cards=CARDS,
+            peak_flops=PEAK,
+        )
+        assert math.isclose(found["mfu"], 0.5), f"tied: {tied}"
 
 
 def block_2(text: str) -> None:
-    """Parameters and tokens use up the money's FLOP, twenty tokens a parameter."""
+    """What is late is out, however cheap; what is at the limit is in time."""
+    day = 86_400.0
+    cheap = ("cheap", 8, 0.5, 10 / day, 1.0)
+    quick = ("quick", 16, USD, 20 / day, 0.5)
+    wanted = 8 * 10 * 40.0  # the cheap one takes 40 days
+    for deadline, best in ((40, (8 * 40 * 24 * 0.5, "cheap")), (39, (16 * 20 * 24 * USD, "quick"))):
+        found = run_block(
+            text, offers=[cheap, quick], tokens_wanted=wanted, deadline_days=deadline + 1e-6
+        )
+        assert found["best"][1] == best[1] and math.isclose(found["best"][0], best[0])
+    late = run_block(text, offers=[cheap, quick], tokens_wanted=wanted, deadline_days=19)
+    assert late["best"] is None
+
+
+def block_3(text: str) -> None:
+    """Parameters and twenty tokens for each use up the money's FLOP."""
     found = run_block(text, budget_usd=1e6, usd_per_card_hour=USD, peak_flops=PEAK, mfu=0.45)
-    spent = 6 * found["best_parameters"] * found["best_tokens"]
+    spent = 6 * found["best_parameters"] * 20 * found["best_parameters"]
     assert math.isclose(spent, 1e6 / USD * 3600 * PEAK * 0.45), "C = 6 N D"
-    assert math.isclose(found["best_tokens"], 20 * found["best_parameters"])
