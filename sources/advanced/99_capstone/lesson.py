@@ -280,9 +280,10 @@ def times_one_node(*cured):
     return 8 * one_node / job.fixed(*(layers[layer] for layer in cured)).step().step_seconds
 
 
-print(f"as found {times_one_node():.1f} times one node whose loader runs ahead; all four cured {times_one_node(*layers):.1f} (simulated)")
+same_script = SlowJob(nodes=1, load_seconds=job.load_seconds).step().step_seconds
+print(f"as found {8 * same_script / job.step().step_seconds:.1f} times one node with the same script (simulated)")
 pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).style.format(precision=1).set_caption(
-    "times one node's speed with two layers cured; on the diagonal, one (simulated)")
+    "times a healthy node's speed, with two layers cured; on the diagonal, one (simulated)")
 
 # %% [markdown]
 # *Next: "Why not replace the hot GPU first?"* Alone it gains next to nothing: the wire hides it. Cure network or collectives first (one
@@ -428,6 +429,8 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 # | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 #
 # </details>
+#
+# </details>
 
 # %% [markdown]
 # ## 4. Six sayings that no other lesson weighs
@@ -464,7 +467,7 @@ noted.style.format(precision=1).set_caption("seconds of one iteration, the secon
 #
 # ### Flash attention's rate
 #
-# *"It runs at the rate of matrix products."* Predicted from rates that its papers publish (heads of 128):
+# *"It runs at the rate of matrix products."* Predicted from rates that its papers publish:
 
 # %%
 h100 = device("H100")
@@ -474,7 +477,7 @@ for generation, native in ((1, "A100-80GB"), (2, "A100-80GB"), (3, "H100")):
     print(f"FlashAttention-{generation}, causal, forward and backward at 4,096: {share:.0%} of an H100's peak, {own:.0%} of an {native}'s (predicted)")
 
 # %% [markdown]
-# **Verdict.** False: half the peak at best, and a kernel written for an older card uses a smaller share of a newer one.
+# **Verdict.** False: 30 to 57% of the peak of the card that a kernel was written for, and less of a newer card's.
 #
 # ### Quantization-aware training, or not
 #
@@ -530,7 +533,7 @@ for save_seconds in (30, 60, 120):
 # %% [markdown]
 # **Diagnose it.** *Faults:* 600 GB are a fifth of 16 bytes a parameter; activations are each rank's own; with micro-batch 8 they overflow.
 # *Without a price:* ZeRO-3 fits if it recomputes, and keeps up with a pipeline that recomputes too; TP 8 x PP 8 gains because it need
-# not. Hourly saves lose at most some two points more than the best interval.
+# not. Hourly saves lose at most two and a half points more than the best interval.
 #
 # ## Recap
 #
