@@ -82,7 +82,7 @@ print(f"worst: {worst.name}, off by a factor of {worst.off:.0f}; you bet {my_bet
 # loss in chunks shrink activations [05§2](../intermediate/05_checkpointing.ipynb#2.-Which-blocks? "extra_percent") [05§5](../intermediate/05_checkpointing.ipynb#5.-Logits-are-activations-too "loss_runs"). Sharding, offload and 8-bit moments shrink states [09§1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook") [06§1](../intermediate/06_seven_billion.ipynb#1.-The-states-sheet "moments_8"). Adapters drop
 # gradients and moments, and keep activations [06§2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
 #
-# *Fails:* no moment of the peak.
+# *Fails:* you never name the moment of the peak.
 #
 # </details>
 
@@ -124,7 +124,7 @@ show(draw_peaks(panels, title="OPT-1.3B, one GPU, mixed precision: the peak and 
 # [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"). bf16 has the range of fp32, so there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"). I clip after `unscale_` [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"). One NaN in the
 # data looks like one more skipped step [03§6](../beginner/03_when_numbers_break.ipynb#6.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
 #
-# *Fails:* "I turn AMP off".
+# *Fails:* you turn AMP off, and never name the module.
 #
 # </details>
 
@@ -154,7 +154,7 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # behind backward if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"). Accumulation without `no_sync` sends after every micro-batch [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync").
 # The losses must stay one process's [04§2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-test,-and-four-faults "apart").
 #
-# *Fails:* "the network", untimed.
+# *Fails:* you blame the network before you time anything.
 #
 # </details>
 
@@ -196,7 +196,7 @@ show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one 
 # FSDP2 is for PyTorch code, for tensor parallelism with sharded parameters, and for checkpoints that any number of ranks loads
 # [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two"). On one GPU, without offload, neither saves a byte [09](../intermediate/09_sharding.ipynb#One-GPU "on_one_rank").
 #
-# *Fails:* "ZeRO-3 shards activations too".
+# *Fails:* you say that ZeRO-3 shards activations.
 #
 # </details>
 
@@ -234,7 +234,7 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a
 # code [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation, or an earlier peak's cache [10§4](../intermediate/10_oom_clinic.ipynb#4.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). **If one moment is too large, I cure
 # that one**: logits, validation, the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks") [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad") [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures, by price [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "general") [Q5](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all").
 #
-# *Fails:* a smaller batch first.
+# *Fails:* you begin with a smaller batch.
 #
 # </details>
 
@@ -267,7 +267,7 @@ print(f"with 16 bytes a parameter, states alone: {16 * 6.738e9 / GB:.0f} GB (pre
 # it looks like a slow collective** [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). `Using network Socket` in NCCL's log means TCP [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). A ring sends less than twice the bytes
 # whatever the number of ranks [11§1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"). I measure each cure alone, and after every other [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "CURES").
 #
-# *Fails:* one cause, unmeasured.
+# *Fails:* you cure one cause, and measure nothing after it.
 #
 # </details>
 
@@ -305,7 +305,7 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).sty
 # **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"). Many micro-batches
 # keep the bubble small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). **The worry is a slow network** [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 #
-# *Fails:* ZeRO-3, the network unasked.
+# *Fails:* you choose ZeRO-3, and never ask about the network.
 #
 # </details>
 
@@ -339,7 +339,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("175B 
 # finds TP 4 x PP 16, a little faster and fuller [15§4](15_design_studio.ipynb#4.-Search,-and-ask-why "search"). **At the published MFU
 # 300B tokens take a year, failures included** [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "bill") [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "goodput").
 #
-# *Fails:* TP across nodes.
+# *Fails:* you put TP across nodes.
 #
 # </details>
 
@@ -382,7 +382,7 @@ for name, mfu in (("at the published MFU", proven), ("at the planner's best", la
 # no states away [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 the A10s reach their 38% at 100 Gb/s a node, and a fifth of it at 10 [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "found.mfu"). **I
 # compare dollars for the same work, not for an hour**: the A100s are cheaper and sooner [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "found.mfu").
 #
-# *Fails:* the hourly price.
+# *Fails:* you compare hourly prices.
 #
 # </details>
 
@@ -427,6 +427,8 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 # | 175B, checkpoints | [16§2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b") | `lesson-16` | `lay_out` |
 # | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-How-often "RunPlan") | `lesson-16` | `survive` |
 # | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
+#
+# </details>
 #
 # </details>
 #
