@@ -10,7 +10,11 @@ from urllib.parse import unquote
 import nbformat
 import pytest
 
-from utils.lessons.lesson_99.sayings import Saying, draw_sayings
+from evidence.validation.tables import table
+from utils import Batch, Cluster, Plan, estimate
+from utils.lessons.lesson_99.bloom import bubble_share, noted_micro_batches
+from utils.lessons.lesson_99.peaks import draw_peaks
+from utils.lessons.lesson_99.sayings import Saying, draw_sayings, seven_numbers
 from utils.units import Evidence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +22,7 @@ LESSON = ROOT / "notebooks/advanced/99_capstone.ipynb"
 FOLKLORE = ROOT / "notebooks/00_folklore.ipynb"
 LAB = ROOT / "sources/advanced/99_capstone/lab.py"
 LINK = re.compile(r'\]\(([^)#\s]+\.ipynb)#(\S+?) "([^"]+)"\)')
-ROWS_OF_FOLKLORE, QUESTIONS, SCENARIOS = 26, 9, 12
+ROWS_OF_FOLKLORE, QUESTIONS, SCENARIOS, SAYINGS = 26, 9, 12, 7
 
 
 @functools.cache
@@ -42,15 +46,17 @@ def prose(page: Path = LESSON) -> list[str]:
     return [cell.source for cell in cells if cell.cell_type == "markdown"]
 
 
-def answers() -> dict[str, tuple[str, str]]:
-    """By heading, what one would say, and where that is shown."""
+def answers() -> dict[str, str]:
+    """By heading, the spoken answer: what is folded away below a question, without what fails."""
     found = {}
     for text in prose():
         for part in re.split(r"^### ", text, flags=re.MULTILINE):
             if re.match(r"Q\d\.", part):
                 title, _, rest = part.partition("\n")
-                _, said, shown = rest.strip().split("\n\n")
-                found[title] = (re.sub(r"\s+", " ", said), shown)
+                folded = re.search(r"Answer</summary>(.*?)</details>", rest, re.DOTALL)
+                assert folded and "*Fails:* " in folded[1], f"{title}: what is said, what fails"
+                said, _, _ = folded[1].partition("*Fails:* ")
+                found[title] = re.sub(r"\s+", " ", said).strip()
     return found
 
 
@@ -95,14 +101,14 @@ def test_every_row_of_folklore_has_a_cell() -> None:
 
 
 def test_every_sentence_of_every_answer_has_a_cell() -> None:
-    """What is said holds no link; below it stand at least as many as it has sentences."""
+    """Each sentence of what is said ends with its own link; the test above follows it."""
     found = answers()
     assert len(found) == QUESTIONS, list(found)
-    for question, (said, shown) in found.items():
-        sentences = re.split(r"(?<=[.?!]) (?=[A-Z`\d])", said)
-        links = LINK.findall(shown)
-        assert not LINK.search(said) and len(sentences) >= 4, question
-        assert shown.startswith("*Shown in* ") and len(links) >= len(sentences), question
+    for question, said in found.items():
+        linked = LINK.sub("@", said)
+        sentences = re.split(r"(?<=[.?!]) (?=[A-Z*`\d])", linked.replace("**", ""))
+        assert len(sentences) >= 4 and "**" in said, question
+        assert [each for each in sentences if not re.search(r"@\W*$", each)] == [], question
 
 
 def test_links_name_what_stands_in_one_section_only_once_read() -> None:
@@ -128,9 +134,13 @@ def test_links_name_what_stands_in_one_section_only_once_read() -> None:
 
 
 def test_sayings_are_drawn_by_how_far_off_they_are() -> None:
-    rows = [Saying("a", 2, 1, "GB", Evidence.PREDICTED), Saying("b", 1, 4, "%", Evidence.PUBLISHED)]
+    rows = [
+        Saying("a", 2, 1, "GB", Evidence.PREDICTED, "two of them"),
+        Saying("b", 1, 4, "%", Evidence.PUBLISHED),
+    ]
     (axes,) = draw_sayings(rows).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "a"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["a\nis true of: two of them", "b"], "the worst is on top"
     assert {text.get_text() for text in axes.texts} == {
         "said 2, right 1 GB (predicted)",
         "said 1, right 4 % (published)",
@@ -139,6 +149,32 @@ def test_sayings_are_drawn_by_how_far_off_they_are() -> None:
         draw_sayings([])
     with pytest.raises(ValueError, match="numbers above zero"):
         draw_sayings([rows[0]._replace(right=0.0)])
+
+
+def test_seven_numbers_say_what_they_are_true_of() -> None:
+    rows = seven_numbers()
+    assert len(rows) == SAYINGS and all(row.true_of for row in rows)
+    assert max(rows, key=lambda row: row.off).off == pytest.approx(9), "18 bytes over 2"
+
+
+def test_bloom_noted_four_micro_batches_of_three_models() -> None:
+    noted = noted_micro_batches()
+    assert list(noted.index) == [1, 2, 4, 8] and len(noted.columns) == 3
+    assert all(best in (2, 4) for best in noted.idxmin())
+    kept = {float(row["sec_per_it"] or 0) for row in table("bloom_prequel")}
+    shared = [seconds for seconds in noted.to_numpy().ravel() if seconds in kept]
+    assert len(shared) == 7, "those of them that the planner's table has, too, are the same"
+    assert bubble_share(10, 8) == pytest.approx(9 / 73)
+
+
+def test_peaks_are_drawn_with_their_moment() -> None:
+    one, batch = (
+        Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1),
+        Batch(sequences=4, sequence_length=1024),
+    )
+    peak = estimate("opt-1.3b", one, Plan(micro_batch=4, framework="fsdp"), batch).peak
+    figure = draw_peaks({"4": {"as it is": peak}, "again": {"as it is": peak}}, title="t")
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["26.4, step"] * 2
 
 
 def test_each_scenario_has_an_end_a_file_and_a_case() -> None:

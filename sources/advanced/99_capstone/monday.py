@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """Trainer counts every token of three steps."""
-    from transformers import Trainer, TrainingArguments
+    """Trainer counts the tokens of the second and third step, and the clock stands between them."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
@@ -41,10 +42,12 @@ def block_2(text: str) -> None:
         )
         rows = [{"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}] * 6
         trainer: Any = Trainer(small_llama(), args, train_dataset=rows)  # a list is a dataset, too
-        found = run_block(text, args=args, trainer=trainer)
+        names = {"args": args, "trainer": trainer, "TrainerCallback": TrainerCallback, "time": time}
+        found = run_block(text, **names)
     assert trainer.state.num_input_tokens_seen == 3 * 2 * LENGTH, "three batches of two texts"
-    rate = found["tokens_per_second_per_card"]
-    assert abs(rate * found["seconds"] - 3 * 2 * LENGTH) < 1e-6, "tokens over seconds, on one card"
+    assert found["tokens_after"] - found["tokens_before"] == 2 * LENGTH, "the third step alone"
+    rate, seconds = found["tokens_per_second_per_card"], found["ended"] - found["began"]
+    assert abs(rate * seconds - 2 * LENGTH) < 1e-6, "tokens over seconds, on one card"
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,23 @@
+"""What BLOOM's team noted of micro-batches: the same layout at 1, 2, 4 and 8 sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+FILE = Path(__file__).with_name("bloom_micro_batches.csv")
+GLOBAL_BATCH = 2048
+
+
+def noted_micro_batches() -> pd.DataFrame:
+    """Seconds of an iteration (published), by model and micro-batch."""
+    rows = pd.read_csv(FILE, comment="#")
+    rows["layout"] = [f"{row.model}, {row.gpus} A100, PP {row.pp}" for row in rows.itertuples()]
+    return rows.pivot(index="micro_batch", columns="layout", values="seconds")
+
+
+def bubble_share(stages: int, micro_batch: int, replicas: int = 4) -> float:
+    """Share of an iteration that a stage idles in a plain pipeline (formula)."""
+    micro_batches = GLOBAL_BATCH / replicas / micro_batch
+    return (stages - 1) / (micro_batches + stages - 1)
