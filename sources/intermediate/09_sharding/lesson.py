@@ -276,7 +276,7 @@ display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per pa
 
 # %% [markdown]
 # **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet.
-# FSDP2 peaks a block later, with two gathered blocks and one block's fp32 gradients in buffers. DDP's buckets
+# FSDP2 peaks a little later: its buffers hold gathered blocks and a block's gradients on their way. DDP's buckets
 # are a second copy of the gradients, unless you set `gradient_as_bucket_view=True`.
 #
 # Next, the gradients through a step.
@@ -293,7 +293,7 @@ assert set(copies.values()) <= {4 * S}, "each rank keeps its share alone, 4 S by
 
 # %% [markdown]
 # **Read it.** ZeRO-1 collects all gradients and reduces them after backward. ZeRO-2 reduces each full bucket at once
-# and keeps its own part. All three stages then make an **fp32 copy of their share**, $4S$, which the paper leaves out.
+# and keeps its own part; rank 0 owns the first layers, whose gradients come last. All three stages then make an **fp32 copy of their share**, $4S$, which the paper leaves out.
 #
 # ### One GPU
 #
@@ -519,8 +519,8 @@ print(trust.seven_billion(BATCH))
 
 # %% [markdown]
 # **Read it.** Memory agrees where the planner counts this model's norms and loss; transformers' keep more. The
-# planner's DDP has no autocast: with it, DDP takes the simulated bar above. (llm-foundry
-# fits ten sequences: its GELU and its fused loss keep less.)
+# planner's DDP has no autocast: with it, DDP takes the simulated bar above. (llm-foundry fits ten sequences: its GELU
+# and its fused loss keep less.)
 #
 # Speed is predicted too high for every published run, even for those that set the planner's constants. HSDP's lead
 # at 200 GB/s is within that error: read it as *no slower*. At 25 GB/s and below the lead holds at half and twice the
