@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 from view_cases import measured, texts
 
+from utils.catalog import ModelShape
 from utils.lessons.lesson_09.holders import draw_holders
-from utils.lessons.lesson_09.over_phases import draw_gradients, draw_overlap, one_ahead
-from utils.lessons.lesson_09.speed import gather_seconds
+from utils.lessons.lesson_09.over_phases import draw_gradients
+from utils.lessons.lesson_09.speed import (
+    LIMIT_GB,
+    SCHEMES,
+    largest,
+    line_share,
+    peak_gb,
+    scheme_rows,
+)
+from utils.lessons.lesson_09.verdict import draw_borders, draw_rounds, draw_verdict
+from utils.planner import Batch
+from utils.traffic.collectives import Traffic
 from utils.units import MIB, Category
 from utils.views import draw_breakdown, draw_over_time
 from utils.views.style import LOOKS
@@ -72,27 +83,55 @@ def test_bars_in_decimal_units():
 
 
 def test_gradients_of_each_rank_stand_on_the_same_phases():
-    figure = draw_gradients({"one": {0: measured(4), 3: measured(8)}}, per=MIB, title="t")
+    runs = {"one": {0: measured(4), 3: measured(8)}}
+    figure = draw_gradients(runs, per=MIB, title="t", reduces=("one",), buckets=("one",))
     first, last = figure.axes
     assert first.get_xlim() == last.get_xlim() and first.get_ylim() == last.get_ylim()
     assert "rank 0" in first.get_ylabel() and "rank 3" in last.get_ylabel()
     assert {"forward", "backward", "reduce", "step"} <= {t.get_text() for t in first.texts}
+    assert "reduce" not in texts(draw_gradients(runs, per=MIB)), "it reduces inside of backward"
     with pytest.raises(ValueError, match="one rank or more"):
         draw_gradients({}, per=MIB)
 
 
-@pytest.mark.parametrize(
-    ("gather", "compute", "works"),
-    [(4, 2, [4, 8, 12]), (2, 4, [2, 6, 10]), (3, 3, [3, 6, 9])],
-    ids=["waits", "hides", "even"],
-)
-def test_a_gather_runs_beside_the_block_before(gather, compute, works):
-    assert one_ahead(gather, compute, 3)[1] == works
-    figure = draw_overlap({"a": (gather, compute)}, blocks=3, title="t")
-    assert [t.get_text() for t in figure.axes[0].texts] == ["0", "0", "1", "1", "2", "2"]
+def test_bars_of_rounds_end_at_their_sums():
+    calls = (
+        Traffic("all-gather", "world", "bfloat16", 1, 100),  # a rank's part
+        Traffic("reduce-scatter", "world", "float32", 1, 400),
+    )
+    figure = draw_rounds({"g = 1": {"a": calls}, "g = 4": {"b": ()}}, 4, 150, title="t")
+    one, four = figure.axes
+    assert one.get_title(loc="left") == "g = 1" and [t.get_text() for t in one.texts] == ["4.0"]
+    assert [t.get_text() for t in four.texts] == ["0.0"]
 
 
-def test_a_gather_over_nodes_takes_what_enters_a_node() -> None:
-    """63 of 64 parts come through the node's ports, and no ring carries its whole line rate."""
-    fast, slow = (gather_seconds(1e9, rate_gb) for rate_gb in (200, 25))
-    assert 1 < fast * 200e9 / (1e9 * 63 / 64) < 3 and 4 < slow / fast < 9
+def test_two_nodes_and_what_crosses():
+    found = texts(draw_borders())
+    assert "half A" in found and "once a step" in found and "every micro-batch" in found
+
+
+def test_each_scheme_is_a_point_and_a_line():
+    speeds = {"a": [1e3, 2e3], "b": [2e3, 3e3]}
+    figure = draw_verdict({"a": (1, 2), "b": (3, 4)}, speeds, (1, 2), titles=("x", "y"))
+    left, right = figure.axes
+    assert [line.get_xdata()[0] for line in left.lines] == [1, 3]
+    assert [list(line.get_ydata()) for line in right.lines] == [[1, 2], [2, 3]]
+
+
+SHAPE = ModelShape(
+    name="1.3B", family="llama", layers=24, hidden=2048, heads=16, feedforward=5504,
+    vocabulary=50304, max_sequence=2048, tied=True,
+)  # fmt: skip
+BATCH = Batch(sequences=512, sequence_length=2048)
+
+
+def test_the_largest_plan_fits_and_the_next_does_not() -> None:
+    plan = largest(SHAPE, BATCH, SCHEMES["FSDP2"])
+    assert peak_gb(SHAPE, BATCH, plan) <= LIMIT_GB
+    assert peak_gb(SHAPE, BATCH, SCHEMES["FSDP2"].plan(2 * plan.micro_batch)) > LIMIT_GB
+
+
+def test_what_does_not_fit_has_no_speed() -> None:
+    (row,) = scheme_rows(SHAPE, BATCH, {"DDP": SCHEMES["DDP"]}, 8)
+    assert row["peak, GB"] > LIMIT_GB and row["tokens/s/GPU at 25 GB/s"] == "does not fit"
+    assert 0 < line_share(1.25) < line_share(25) < 1

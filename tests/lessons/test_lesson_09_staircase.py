@@ -16,7 +16,7 @@ def test_bars_and_formulas():
     figure = draw_staircase(PEAKS, formulas, limits=("16GB",), title="t")
     (axes,) = figure.axes
     assert [t.get_text() for t in axes.get_xticklabels()] == [
-        "one\n1 ranks", "one\n4 ranks", "two\n4 ranks",
+        "one\n1 rank", "one\n4 ranks", "two\n4 ranks",
     ]  # fmt: skip
     tops = {}
     for bar in axes.patches:

@@ -1,102 +1,149 @@
-"""The fastest plan of a scheme within a share of a card, and what a node sends to the others in it."""
+"""What the planner says of six schemes on 64 GPUs: peak, what a node sends to the others, and speed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from utils.catalog import ModelShape
-from utils.planner import Batch, Cluster, Estimate, Framework, Plan, axis_bytes, estimate
-from utils.planner.step_time.collectives import Group, all_gather_seconds
+from utils.planner import Batch, Cluster, Estimate, Framework, Plan, axis_bytes, estimate, framework
+from utils.planner.step_time.collectives import Group
 from utils.units import GB
 
 NODES, GPUS, GPUS_A_NODE = 8, 64, 8
-SIZES, RECOMPUTE = (1, 2, 4, 8), ("none", "full")
-BF16_BYTES = 2
-RATES_GB = (200, 1.25)  # a fast network and a slow one
+SIZES = (1, 2, 4, 8)
+LIMIT_GB = 38  # of a card's 40: CUDA's context and NCCL's buffers take the rest
+RATES_GB = (
+    200,
+    25,
+    1.25,
+)  # that a node sends in a second: a fast network, a slower one, a slow one
+
+# The course's model, where it holds less than transformers' (the planner's convention): nn.RMSNorm
+# keeps no fp32 copy of its input, and the loss ends at 12 bytes a logit.
+_COURSE_MODEL = {"eager_norm": False, "loss_bytes": 12}
+_FSDP = replace(framework("fsdp"), name="fsdp, bf16 gradients", reduce_bytes=2, **_COURSE_MODEL)
+_DEEPSPEED = replace(
+    framework("deepspeed"),
+    name="deepspeed, all ports, buckets of 5e7",
+    one_port=False,
+    fixed_buffer_bytes=2e8,
+    **_COURSE_MODEL,
+)
 
 
 class Scheme(NamedTuple):
-    """What divides the states, over how many ranks, and the GB that a plan may take.
+    """What divides the states, and over how many ranks.
 
     Attributes:
-        framework: The planner's conventions, or their name.
+        framework: The planner's conventions.
         stage: Of ZeRO; FSDP2 is 3.
-        limit_gb: The peak's GB at most.
         shard_ranks: Ranks that share the states; None for all. Fewer is HSDP.
     """
 
-    framework: str | Framework
+    framework: Framework
     stage: int
-    limit_gb: float = 20
     shard_ranks: int | None = None
 
-
-def fastest(shape: ModelShape, batch: Batch, scheme: Scheme, network_gb: float) -> Estimate:
-    """Of 64 A100-40GB: over micro-batches of 1 to 8, with full recomputation and without.
-
-    Args:
-        shape: What is trained.
-        batch: Of one step.
-        scheme: How its states are divided, and the room.
-        network_gb: GB per second that a node sends to others.
-
-    Raises:
-        ValueError: no such plan fits.
-    """
-    cluster = _cluster(network_gb)
-    plans = [
-        Plan(
+    def plan(self, micro_batch: int, recompute: str = "none") -> Plan:
+        """On 64 ranks."""
+        return Plan(
             dp=GPUS,
-            zero_stage=scheme.stage,
-            shard_ranks=scheme.shard_ranks,
-            framework=scheme.framework,
-            micro_batch=size,
-            recompute=again,
+            zero_stage=self.stage,
+            shard_ranks=self.shard_ranks,
+            framework=self.framework,
+            micro_batch=micro_batch,
+            recompute=recompute,
         )
-        for size in SIZES
-        for again in RECOMPUTE
-    ]
-    found = [estimate(shape, cluster, plan, batch) for plan in plans]
-    fits = [e for e in found if e.fits and e.peak.allocated_bytes <= scheme.limit_gb * GB]
-    if not fits:
-        raise ValueError(
-            f"ZeRO stage {scheme.stage}: no plan takes {scheme.limit_gb:g} GB or less."
-        )
-    return max(fits, key=lambda each: each.tokens_per_second)
 
 
-def gather_seconds(whole_bytes: float, network_gb: float) -> float:
-    """An all-gather over the 64 ranks, as the planner reckons: starts, and a share of the line rate.
+# All reduce gradients in bf16. DDP is FSDP2 that shards nothing: it computes in bf16, without autocast.
+SCHEMES: dict[str, Scheme] = {
+    "DDP": Scheme(_FSDP, 0),
+    "ZeRO-1": Scheme(_DEEPSPEED, 1),
+    "ZeRO-2": Scheme(_DEEPSPEED, 2),
+    "ZeRO-3": Scheme(_DEEPSPEED, 3),
+    "FSDP2": Scheme(_FSDP, 3),
+    "HSDP 8 x 8": Scheme(_FSDP, 3, GPUS_A_NODE),
+}
+# The same two as PyTorch does it unless told otherwise.
+FP32_GRADIENTS: dict[str, Scheme] = {
+    name: SCHEMES[name]._replace(framework=replace(_FSDP, name="fsdp, fp32", reduce_bytes=4))
+    for name in ("DDP", "HSDP 8 x 8")
+}
 
-    Its ring enters a node once, through all of the node's ports.
 
-    Args:
-        whole_bytes: What every rank has in the end.
-        network_gb: GB per second that a node takes in from others.
-    """
-    return all_gather_seconds(_cluster(network_gb), Group(GPUS), whole_bytes)
+def told(shape: ModelShape, batch: Batch, plan: Plan, network_gb: float) -> Estimate:
+    """The planner's estimate on 64 A100-40GB whose nodes send so many GB in a second."""
+    return estimate(shape, _cluster(network_gb), plan, batch)
+
+
+def peak_gb(shape: ModelShape, batch: Batch, plan: Plan) -> float:
+    """Of one GPU, as the planner reckons."""
+    return told(shape, batch, plan, RATES_GB[0]).peak.allocated_bytes / GB
+
+
+def speed(shape: ModelShape, batch: Batch, plan: Plan, network_gb: float) -> float:
+    """Tokens per second of one GPU."""
+    return told(shape, batch, plan, network_gb).tokens_per_second / GPUS
+
+
+def largest(shape: ModelShape, batch: Batch, scheme: Scheme) -> Plan:
+    """The plan with the most sequences at once that takes `LIMIT_GB` or less, nothing recomputed."""
+    plans = [scheme.plan(size) for size in SIZES]
+    return max(
+        (plan for plan in plans if peak_gb(shape, batch, plan) <= LIMIT_GB),
+        key=lambda plan: plan.micro_batch,
+    )
+
+
+def costs(shape: ModelShape, batch: Batch, micro_batch: int) -> dict[str, tuple[float, float]]:
+    """By scheme, GB that a node sends in a step, and GB of one GPU at its peak."""
+    plans = {name: scheme.plan(micro_batch) for name, scheme in SCHEMES.items()}
+    return {
+        name: (node_bytes(shape, batch, plan) / GB, peak_gb(shape, batch, plan))
+        for name, plan in plans.items()
+    }
+
+
+def speeds(shape: ModelShape, batch: Batch, networks_gb: Sequence[float]) -> dict[str, list[float]]:
+    """By scheme, tokens per second of a GPU at each rate of the network, as many at once as fit."""
+    plans = {name: largest(shape, batch, scheme) for name, scheme in SCHEMES.items()}
+    return {
+        name: [speed(shape, batch, plan, gb) for gb in networks_gb] for name, plan in plans.items()
+    }
+
+
+def scheme_rows(
+    shape: ModelShape, batch: Batch, schemes: Mapping[str, Scheme], micro_batch: int
+) -> list[dict[str, str | float]]:
+    """A row for each scheme: its peak, what a node sends, and speed by the network's rate."""
+    return [_row(name, shape, batch, scheme.plan(micro_batch)) for name, scheme in schemes.items()]
+
+
+def _row(name: str, shape: ModelShape, batch: Batch, plan: Plan) -> dict[str, str | float]:
+    peak = peak_gb(shape, batch, plan)
+    row: dict[str, str | float] = {
+        "": name,
+        "peak, GB": peak,
+        "node sends, GB": node_bytes(shape, batch, plan) / GB,
+    }
+    for rate in RATES_GB:
+        fits = peak <= LIMIT_GB
+        text = f"{speed(shape, batch, plan, rate):,.0f}" if fits else "does not fit"
+        row[f"tokens/s/GPU at {rate:g} GB/s"] = text
+    return row
+
+
+def line_share(network_gb: float) -> float:
+    """Of the line rate, what the planner lets a ring over all nodes use."""
+    cluster = _cluster(network_gb)
+    return Group(GPUS).network_bytes_per_second(cluster) / cluster.network_bytes_per_second
 
 
 def _cluster(network_gb: float) -> Cluster:
     return Cluster(gpu="A100-40GB", nodes=NODES, network_bytes_per_second=network_gb * GB)
-
-
-def scheme_row(shape: ModelShape, batch: Batch, scheme: Scheme) -> dict[str, str | float]:
-    """A scheme's states; and by the network's rate its plan, what a node sends, and tokens/s/GPU."""
-    found = {rate: fastest(shape, batch, scheme, rate) for rate in RATES_GB}
-    first = found[RATES_GB[0]]
-    reduces = "bf16" if first.plan.conventions.reduce_bytes == BF16_BYTES else "fp32"
-    row: dict[str, str | float] = {"reduces in": reduces, "states, GB": first.peak.state_bytes / GB}
-    for rate, each in found.items():
-        again = ", recomputed" if each.plan.recompute == "full" else ""
-        g = each.plan.micro_batches(batch)
-        row |= {
-            f"{rate:g} GB/s: plan": f"{each.plan.micro_batch} at once, g = {g}{again}",
-            f"peak, GB ({rate:g})": each.peak.allocated_bytes / GB,
-            f"node sends, GB ({rate:g})": node_bytes(shape, batch, each.plan) / GB,
-            f"tokens/s/GPU ({rate:g})": f"{each.tokens_per_second / GPUS:,.0f}",
-        }
-    return row
 
 
 def node_bytes(shape: ModelShape, batch: Batch, plan: Plan) -> float:
@@ -109,10 +156,3 @@ def node_bytes(shape: ModelShape, batch: Batch, plan: Plan) -> float:
     if 1 < plan.dims.shard <= GPUS_A_NODE:
         return GPUS_A_NODE * sent["replicate"]
     return sent["shard"] + sent["replicate"]
-
-
-def rates(
-    shape: ModelShape, batch: Batch, scheme: Scheme, networks_gb: tuple[float, ...]
-) -> list[float]:
-    """Tokens per second of a GPU at each rate of the network."""
-    return [fastest(shape, batch, scheme, gb).tokens_per_second / GPUS for gb in networks_gb]

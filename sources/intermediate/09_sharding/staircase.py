@@ -30,14 +30,14 @@ _SENT = {
     "ZeRO-3, FSDP2": "gather each block twice, whole\nfor a moment; scatter its gradients",
 }
 _STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
-_MOST_NAMED = 2
+_MOST_NAMED = 3
 _THINNEST = 1 / 200  # of the highest bar: less is no part that a reader sees
 _MOST_SCHEMES, _GAP = 5, 1.0  # bars around one number of ranks; and between two, in bars
 
 
 def draw_who_holds() -> Figure:
     """Four ranks in four schemes, by the textbook: what each holds, and what it sends."""
-    title = "Who holds what, by the textbook, between backward and step; areas are bytes"
+    title = "Who holds and sends what by the ZeRO paper, between backward and step; areas are bytes"
     figure = draw_holders(_SHARDED, sends=_SENT, title=title)
     print_evidence(
         figure, [Evidence.PREDICTED], ["16 bytes a parameter, mixed precision with Adam"]
@@ -112,7 +112,11 @@ def draw_staircase(
             axes.axhline(size, color="black", ls=":", lw=1.3)
             beside = axes.get_yaxis_transform()  # to the right of the frame
             axes.text(1.01, size, f"{limit} card", transform=beside, va="center", fontsize=10)
-        axes.set_xticks(places, [f"{name}\n{ranks} ranks" for ranks, name, _ in shown], fontsize=9)
+        axes.set_xticks(
+            places,
+            [f"{name}\n{ranks} rank{'s' * (ranks > 1)}" for ranks, name, _ in shown],
+            fontsize=9,
+        )
         axes.set_ylabel("peak of one rank (GB)")
         axes.grid(False, axis="x")
         axes.set_title(title)

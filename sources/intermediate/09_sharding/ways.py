@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.memory import measure, reachable_storages
 from utils.memory.measurement import Measurement
 from utils.models import Transformer, TransformerConfig
+from utils.simulation import simulate
 from utils.techniques.zero import note_states, resident
 from utils.traffic.collectives import Traffic
 from utils.traffic.counter import traffic
@@ -100,7 +101,7 @@ def loss_of(model: Any, number: int, sequences: int = MICRO_BATCH, length: int =
 def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     """On a rank: steps under the meter, then one whose sends and states are listed."""
     way, losses, rows, norms = build(), [], {}, []
-    is_zero = hasattr(way.model, "backward")
+    is_zero = _is_zero(way)
 
     def states() -> Sizes:
         whole = reachable_storages(model=way.model, optimizer=way.optimizer)
@@ -135,6 +136,40 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     with traffic() as sent:
         step()
     return Looked(run, losses, sent.rows, rows["after backward"], rows["begins"], norms[0])
+
+
+def simulated(
+    build: Callable[[], Way],
+    name: str,
+    ranks: int,
+    micro_batches: int = 2,
+    sequences: int = MICRO_BATCH,
+    length: int = 2048,
+) -> Measurement:
+    """A step of several micro-batches on the first of so many simulated A100 of 40 GB."""
+    made: list[Way] = []
+
+    def build_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+        made[:] = [build()]
+        way = made[0]
+        return way.model.module if _is_zero(way) else way.model, way.optimizer
+
+    def step(*_: object) -> None:
+        way = made[0]
+        for number in range(micro_batches):
+            way.backward(loss_of(way.model, number, sequences, length))
+            if _is_zero(way):
+                note_states(way.model)
+            if _is_zero(way) or number == micro_batches - 1:
+                way.update()  # DeepSpeed counts micro-batches itself
+
+    return simulate(
+        build_model, step, world=ranks, device="A100 40GB", name=f"{name}, {ranks} ranks"
+    )
+
+
+def _is_zero(way: Way) -> bool:
+    return hasattr(way.model, "backward")
 
 
 def gradient_norm(model: nn.Module) -> float:
