@@ -80,8 +80,10 @@ def _cell(axes: Axes, row: int, column: int, text: str, *, wrong: bool) -> None:
     color = WRONG if wrong else RIGHT
     box = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=color, edgecolor="#717581", lw=0.8)
     axes.add_patch(box)
-    look = {"color": "white", "fontweight": "bold"} if wrong else {"color": "black"}
-    axes.text(column, row, text, ha="center", va="center", fontsize=10, **look)
+    look = ("white", "bold") if wrong else ("black", "normal")
+    axes.text(
+        column, row, text, ha="center", va="center", fontsize=10, color=look[0], fontweight=look[1]
+    )
 
 
 def _finish(axes: Axes, rows: int, columns: Sequence[str]) -> None:

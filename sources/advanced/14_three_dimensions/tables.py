@@ -42,7 +42,9 @@ def layout_table(found: Mapping[int, Sequence[Estimate]], *, caption: str) -> St
             }
             | {f"step of {n}, s": each.step_seconds for n, each in zip(found, plans, strict=True)}
         )
-    return pd.DataFrame(rows).style.format(precision=1).hide().set_caption(caption)
+    styled = pd.DataFrame(rows).style.hide().set_caption(caption)
+    styled.format(precision=1)
+    return styled
 
 
 check_public(globals())

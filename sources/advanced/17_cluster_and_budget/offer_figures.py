@@ -185,7 +185,11 @@ def draw_spot_price(
         axes.set_xlabel("how often a node is taken back (times a day)")
         axes.set_ylabel("dollars a useful hour,\nspot over on demand")
         longer = axes.secondary_yaxis(
-            "right", functions=(lambda y: y / price_ratio, lambda y: y * price_ratio)
+            "right",
+            functions=(
+                lambda y: np.asarray(y) / price_ratio,
+                lambda y: np.asarray(y) * price_ratio,
+            ),
         )
         longer.set_ylabel("calendar time, times longer")
         axes.set_title(title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from utils.lessons.blocks import run_block, small_llama
 
@@ -12,7 +13,7 @@ PEAK, CARDS, USD, LENGTH = 312e12, 8, 2.0, 50
 def block_1(text: str) -> None:
     """A run at half of its cards' peak, whether the embeddings are tied or not."""
     for tied in (False, True):
-        model = small_llama(tie_word_embeddings=tied)
+        model: Any = small_llama(tie_word_embeddings=tied)
         lookup = model.get_input_embeddings().weight.numel()
         products = sum(p.numel() for p in model.parameters()) - (0 if tied else lookup)
         rate = 0.5 * CARDS * PEAK / (6 * products + 12 * 2 * 64 * LENGTH)

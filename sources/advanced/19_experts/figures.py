@@ -176,6 +176,7 @@ def draw_load(loads: Mapping[str, Sequence[Tensor]], ranks: int = 4) -> Figure:
         loads: for each way, the rows of each expert by step, (steps, E), of every seed.
         ranks: that share the experts, neighbours on one.
     """
+    last = max(len(run) for runs in loads.values() for run in runs)
     with course_style():
         figure = Figure(figsize=(9.0, 4.2), layout="constrained")
         both = figure.subplots(1, 2)
@@ -189,7 +190,7 @@ def draw_load(loads: Mapping[str, Sequence[Tensor]], ranks: int = 4) -> Figure:
             said = "all rows on one rank" if parts else "every token chooses it"
             for height, text in ((1, "even"), (4, said)):
                 axes.axhline(height, color="black", lw=0.8, ls=":")
-                axes.text(steps[-1], height + 0.04, text, fontsize=10, ha="right", va="bottom")
+                axes.text(last, height + 0.04, text, fontsize=10, ha="right", va="bottom")
             axes.set_ylim(0.8, 4.3)
             axes.set_xlabel("step (mean of up to five)")
         both[0].set_ylabel("rows / mean")
@@ -230,8 +231,11 @@ def draw_crossing(
             inside, rows, weights = parts
             axes.set_axis_off()
             for node, y in ((0, 0.66), (1, 0.1)):
-                style = {"boxstyle": "round,pad=0.02", "fc": "none", "ec": "black"}
-                axes.add_patch(FancyBboxPatch((0.04, y), 0.92, 0.24, **style))
+                corner = (0.04, y)
+                box = FancyBboxPatch(
+                    corner, 0.92, 0.24, boxstyle="round,pad=0.02", fc="none", ec="black"
+                )
+                axes.add_patch(box)
                 axes.text(0.05, y, f"node {node}", fontsize=10)
             draw(axes)
             across = rows + weights

@@ -13,7 +13,8 @@ GLOBAL_BATCH = 2048
 def noted_micro_batches() -> pd.DataFrame:
     """Seconds of an iteration (published), by model and micro-batch."""
     rows = pd.read_csv(FILE, comment="#")
-    rows["layout"] = [f"{row.model}, {row.gpus} A100, PP {row.pp}" for row in rows.itertuples()]
+    named = zip(rows["model"], rows["gpus"], rows["pp"], strict=True)
+    rows["layout"] = [f"{model}, {gpus} A100, PP {pp}" for model, gpus, pp in named]
     return rows.pivot(index="micro_batch", columns="layout", values="seconds")
 
 

@@ -112,7 +112,10 @@ def _built(
     if checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if targets:
-        model = get_peft_model(model, LoraConfig(r=16, target_modules=targets))
+        model = get_peft_model(
+            model,
+            LoraConfig(r=16, target_modules=targets if isinstance(targets, str) else [*targets]),
+        )
     return model.train()
 
 

@@ -54,7 +54,10 @@ def scripted(
     if checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     adapters = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM"
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=targets if isinstance(targets, str) else [*targets],
+        task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(model, adapters).train()
     if autocast:
