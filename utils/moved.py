@@ -118,6 +118,7 @@ _OTHERS = {
     "utils.validation": "evidence.validation",
     "utils.views.budget_map": f"{_LESSON}06.budget_map",
     "utils.views.cluster_lanes": f"{_LESSON}17.cluster_lanes",
+    "utils.views.curves": f"{_LESSON}02.curves",
     "utils.views.countdown": f"{_LESSON}99.countdown",
     "utils.views.decision_figures": f"{_LESSON}17.decision_figures",
     "utils.views.failures": f"{_LESSON}16.failures",
@@ -146,6 +147,7 @@ _OTHERS |= {
 # What a package of `utils` offered, by where it lies now. `utils` itself offered some of it too.
 # "Case=PatientBytes": what was `Case` has another name today.
 _NAMES = {
+    f"{_LESSON}02.curves": "utils.views draw_losses draw_memory_by_batch draw_peaks",
     f"{_LESSON}03.flight": "utils.views draw_flight",
     f"{_LESSON}03.format_figures": "utils.views draw_bits draw_formats",
     f"{_LESSON}03.number_formats": "utils FORMATS NumberFormat",

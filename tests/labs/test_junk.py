@@ -62,7 +62,7 @@ def test_every_public_function_is_checked() -> None:
     assert plain == []
 
 
-@pytest.mark.parametrize("name", ["search", "draw_losses", "format_bytes", "simulate"])
+@pytest.mark.parametrize("name", ["search", "draw_timeline", "format_bytes", "simulate"])
 def test_a_checked_function_travels_by_its_name(name: str) -> None:
     """Else each worker that uses it would carry its whole module along."""
     function = getattr(utils, name)

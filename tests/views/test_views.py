@@ -18,17 +18,12 @@ from view_cases import (
     top_at,
 )
 
+from utils.lessons.lesson_02.curves import draw_losses, draw_memory_by_batch, draw_peaks
 from utils.lessons.lesson_05.tradeoff import draw_tradeoff, worth_taking
 from utils.memory import Measurement, MemoryTimeline
 from utils.memory.events import Allocation, Category, Mark, Phase
 from utils.units import GIB, KIB, MIB, Evidence
-from utils.views import (
-    draw_breakdown,
-    draw_losses,
-    draw_memory_by_batch,
-    draw_peaks,
-    draw_timeline,
-)
+from utils.views import draw_breakdown, draw_timeline
 from utils.views.breakdown import as_bar
 from utils.views.show import image_html, png_bytes, show
 

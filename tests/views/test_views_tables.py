@@ -14,11 +14,11 @@ from view_cases import FORMULA, SIZES, bars_of, measured
 
 from evidence.record import recorded_table
 from evidence.record.store import PROVENANCE, Record, RecordError, write
+from utils.lessons.lesson_02.curves import draw_memory_by_batch
 from utils.units import MIB, Category, Evidence
 from utils.views import (
     compare,
     draw_breakdown,
-    draw_memory_by_batch,
     explore,
     predicted,
     reconcile,

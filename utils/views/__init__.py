@@ -3,7 +3,6 @@
 from utils.checked import check_public
 from utils.views.breakdown import Bar, draw_breakdown, predicted
 from utils.views.compare import Comparison, compare, reconcile
-from utils.views.curves import draw_losses, draw_memory_by_batch, draw_peaks
 from utils.views.explore import explore
 from utils.views.lanes import Span, draw_lanes
 from utils.views.over_time import draw_over_time
@@ -15,8 +14,7 @@ from utils.views.timeline import draw_timeline
 
 __all__ = [
     "Bar", "Comparison", "Panel", "Span", "compare", "draw_breakdown", "draw_lanes",
-    "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
-    "draw_ranks", "draw_schedule", "draw_schedules", "draw_stage_memory",
+    "draw_over_time", "draw_pareto", "draw_ranks", "draw_schedule", "draw_schedules", "draw_stage_memory",
     "draw_timeline", "explore", "predicted", "reconcile", "show",
 ]  # fmt: skip
 

@@ -72,7 +72,7 @@ show(figure, alt=alt + "Right: the more tokens are served, the smaller the cheap
 # %% [markdown]
 # **Read it.** The laws agree on the shape and disagree on the place: rounding alone moves 53 tokens a parameter to 83. By the
 # replication's constants half the best size costs 26% more training for the same loss, and a quarter 4.5
-# times as much. A model with many users should still be smaller, since each served token costs $2N$ FLOP (right, at the loss of
+# times as much. A model with many users should still be smaller (*over-training*), since each served token costs $2N$ FLOP (right, at the loss of
 # 13B on 260B). The curve ends at $10^{12}$ tokens: laws fitted at usual ratios promise too much at extreme ones
 # ([Sardana and others 2023](https://arxiv.org/abs/2401.00448)).
 #

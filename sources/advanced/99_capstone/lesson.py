@@ -191,7 +191,7 @@ show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one 
 # <details><summary>Answer</summary>
 #
 # **Both split parameters, gradients and moments N ways; activations stay whole** [section 4](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N, for gathered
-# layers [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "largest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2 reduces in every backward, ZeRO-3 also
+# layers [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2 reduces in every backward, ZeRO-3 also
 # gathers parameters twice for every micro-batch** [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes") [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed is for a configuration file, or for states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2").
 # FSDP2 is for PyTorch code, for tensor parallelism with sharded parameters, and for checkpoints that any number of ranks loads
 # [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two"). On one GPU, without offload, neither saves a byte [09](../intermediate/09_sharding.ipynb#One-GPU "on_one_rank").
@@ -302,7 +302,7 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).sty
 # <details><summary>Answer</summary>
 #
 # **18 bytes times 175B over 32 cards is more than a card has** [15](15_design_studio.ipynb#Test-yourself "half = replace"). The optimizer goes to the host, if that has room [15](15_design_studio.ipynb#Test-yourself "roomy").
-# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"). Many micro-batches
+# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). Many micro-batches
 # keep the bubble small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). **The worry is a slow network** [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 #
 # *Fails:* you choose ZeRO-3, and never ask about the network.
@@ -509,7 +509,7 @@ for name, scheme in schemes.items():
     print(f"{name:<34} activations {held[Category.ACTIVATIONS] / GB:.1f} GB, parameters {held[Category.PARAMETERS] / GB:.1f} GB a rank (predicted)")
 
 # %% [markdown]
-# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes it; four real ranks show it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "largest"). (DeepSpeed's
+# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes it; four real ranks show it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). (DeepSpeed's
 # `partition_activations` splits checkpoints over ranks of *model* parallelism.)
 
 # %% [markdown]

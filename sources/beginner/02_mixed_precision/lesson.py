@@ -46,8 +46,9 @@ from torch.func import functional_call
 
 from evidence.record import recorded
 from evidence.validation.tables import source, table
-from utils import Evidence, OverBudgetError, check, cifar10, compare, draw_peaks, format_bytes, choose_autocast_dtype
+from utils import Evidence, OverBudgetError, check, cifar10, compare, format_bytes, choose_autocast_dtype
 from utils import measure, resnet, score, scoreboard, show, simulate, tf32
+from utils.lessons.lesson_02.curves import draw_peaks
 from utils.lessons.lesson_02.figures import with_notes, with_recorded
 from utils.lessons.lesson_02.script import MAIN, TOP
 from utils.lessons.lesson_02.toy import shrunk, shuffled, toy_network
