@@ -13,7 +13,8 @@
 #
 # **Promise.** You price a run from its speed, say how many tokens a budget buys, and choose between offers: *13B parameters on 260B
 # tokens within 30 days: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing?*
-# **MFU** (model FLOP utilization) is the share of a card's peak that goes into what the model needs.
+# **MFU** (model FLOP utilization) is the share of a card's peak that goes into what the model needs. *3D* splits the batch (data
+# parallelism), each matrix (tensor parallelism) and the layers (pipeline parallelism) over the cards.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -70,11 +71,13 @@ alt = "Left: three U-shaped bills with floors at different sizes; half the best 
 show(figure, alt=alt + "Right: the more tokens are served, the smaller the cheapest model.")
 
 # %% [markdown]
-# **Read it.** The laws agree on the shape and disagree on the place: rounding alone moves 53 tokens a parameter to 83. By the
-# replication's constants half the best size costs 26% more training for the same loss, and a quarter 4.5
-# times as much. A model with many users should still be smaller (*over-training*), since each served token costs $2N$ FLOP (right, at the loss of
-# 13B on 260B). The curve ends at $10^{12}$ tokens: laws fitted at usual ratios promise too much at extreme ones
-# ([Sardana and others 2023](https://arxiv.org/abs/2401.00448)).
+# **Read it.** On the left each law keeps the loss of its own best size. Near that size the laws agree: half of it costs 21% to 26%
+# more training for the same loss, and twice 13% to 15%. At a quarter they part (2.9 or 4.5 times the bill), and they part on the
+# best size itself: 19B to 40B parameters for the same money. Rounding alone moves 53 tokens a parameter to 83.
+#
+# A model with many users should be smaller (*over-training*), since each served token costs $2N$ FLOP ([Sardana and others
+# 2023](https://arxiv.org/abs/2401.00448)). On the right stands the size of least FLOP in training and service, at the loss of 13B on
+# 260B. If service reaches a lower MFU than training, the cheapest model is smaller still.
 #
 # **Question.** A model reads as many tokens in service as it was trained on. What share of its life's FLOP was training?
 
@@ -111,13 +114,16 @@ display(pd.DataFrame(rows).style.hide().set_caption(f"Published GPU hours at ${a
 print(f"LLaMA-65B: 380 tokens/s a GPU (published) make 1.4T tokens in {1.4e12 / 380 / 3600:,.0f} GPU hours")
 
 # %% [markdown]
-# **Read it.** Such hours are rounded. LLaMA-65B's are nearly its stated speed times its tokens, so restarts are not in them.
-# Llama 2's are 7.5, 15.0 and 70.0 days of 1,024 cards, as if rounded to half days: that alone leaves 7B's MFU open by a thirtieth.
-# And one run of 13B reads as 42%, 40% or 37%. So ask for **tokens per second**, which need no counting rule.
+# **Read it.** Such hours are rounded. LLaMA-65B's are nearly its stated speed times its tokens, so restarts are not in them. The
+# column of days divides every run's hours by 1,024 cards; LLaMA-65B had 2,048, for about 21 days (its paper). Llama 2's hours are
+# 7.5, 15.0 and 70.0 days of 1,024 cards, as if rounded to half days: that alone leaves 7B's MFU open by a thirtieth. And one run of
+# 13B reads as 42%, 40% or 37%. So ask for **tokens per second**, which need no counting rule.
 #
-# The next cell has such speeds for 13B at length 2,048 with FSDP, a way that the question leaves out
+# The next cell has such speeds for a 13B (MPT) at length 2,048 with FSDP, PyTorch's sharding of all states, which the question
+# leaves out. 1,600 Gb/s joined the A100s' nodes
 # ([llm-foundry](https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md)). **HFU** (hardware FLOP
-# utilization) also counts what is recomputed, on these A100s every block. Compare runs by MFU.
+# utilization) also counts what is recomputed: every block on these A100s, nothing on these H100s. Compare runs by MFU. The source's
+# 59.57% for A100-80GBs is of a single node, without a network between nodes.
 
 # %%
 fsdp_rate = {}  # tokens a second of one GPU
@@ -133,9 +139,11 @@ for row in table("llm_foundry"):
 #
 # A spot node is cheap, and its provider takes it back at will. All nodes are needed, so each loss costs a restart and the work
 # since the last checkpoint. **Goodput** is the share of paid time that becomes lasting work; a useful hour costs the price over
-# the goodput. The cell takes four nodes of H100 and Daly's formula (lesson 16). Its dotted lines are rates that occurred: four AWS
-# nodes of one V100, in three zones of 2023 ([SkyPilot's
-# traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
+# the goodput. Frequent saves take time, and rare ones lose more work. With $d$ seconds a save and $M$ seconds from one loss to the
+# next, the best interval is about $\sqrt{2dM}$, and Daly's formula gives the goodput ([lesson 16](16_runs_that_survive.ipynb)).
+#
+# The cell takes four nodes of H100. Its dotted lines are rates that occurred elsewhere: four AWS nodes of one V100, in three zones
+# of 2023 ([SkyPilot's traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
 
 # %%
 firm, spot = price("H100", "Nebius", kind="on demand"), price("H100", "Nebius", kind="spot")
@@ -165,8 +173,10 @@ for name, rate in taken.items():
           f"{goodput(4, rate, 600):.0%} with 600 s; all four there {zones[name][2]:.0%} of the time ({Evidence.PUBLISHED})")
 
 # %% [markdown]
-# **Read it.** With quick checkpoints spot is cheaper at all three rates, and it takes more days: one over the goodput (right axis),
-# and the time in which not all four nodes were there.
+# **Read it.** With saves of 10 s spot is cheaper at all three rates. In the printed lines the losses and the last share are
+# published, and the goodput is predicted. Spot takes more days: one over the goodput (right axis), times one over the share of time
+# with all four nodes there, which the axis leaves out. In us-east-1f that is 1 / (0.77 x 0.30) = 4.3 times. The dollars assume that
+# you give the other nodes back while one is missing.
 
 # %% [markdown]
 # ## The scenario as asked: A100s or A10s
@@ -192,13 +202,24 @@ full = f"{states / 1e9:.0f} GB of states on a card of 24"
 print(f"plain data parallelism: {2 * thirteen.parameter_count / 1e9:.0f} GB of weights alone, {full}")
 
 # %% [markdown]
-# **Read it.** The A10 is cheaper an hour and dearer a FLOP. Plain data parallelism cannot start on it: every card holds all states,
-# and checkpointing shrinks only activations. Sharding the states (ZeRO-3) can start, or cutting the model (tensor parallel 2,
-# pipeline 8). And the price is of single cards: eight in a node, on a fast network, are another offer.
+# **Read it.** The A10 is cheaper an hour and dearer a FLOP. Plain data parallelism cannot start on it: every card holds all states
+# (parameters, gradients, optimizer), and checkpointing shrinks only activations. Two other ways can start. ZeRO-3 shards the states:
+# 208 GB over 128 cards are 1.6 GB each. Or you cut the model: each matrix in two (TP 2), the layers into eight stages (PP 8). And
+# the price is of single cards: eight in a node, on a fast network, are another offer.
 #
-# Now the deadline. Each offer gets a range of MFU. The A100s' begins at Llama 2's speed on 13B and ends at the claim, or with FSDP
-# at llm-foundry's speed. For A10s no speed of a 13B is at hand: their range ends at the claim or the planner's prediction,
-# whichever is lower, and begins at that divided by the planner's miss on the A100s.
+# Doubt the claim of 38%, too: it includes checkpointing. Above, 52% MFU was 69% HFU; at that ratio 38% is 51% of an A10's peak.
+#
+# Now the deadline. Each offer gets a range of MFU:
+#
+# | offer | low end | high end |
+# |---|---|---|
+# | A100, 3D | Llama 2's speed on 13B | the claim, 45% |
+# | A100, FSDP | Llama 2's speed on 13B | llm-foundry's speed |
+# | A10 | the high end divided by the miss | the claim, 38%, or the prediction if lower |
+# | H100 | the lowest MFU of Llama 3's table | llm-foundry's speed |
+#
+# For A10s no speed of a 13B is at hand, so the planner (`estimate`, [lesson 15](15_design_studio.ipynb)) predicts it. Its *miss*,
+# found twice below on A100s, is the predicted MFU over that of a run.
 
 # %%
 needed = model_flops(thirteen, Batch(sequences=1, sequence_length=2048)) / 2048  # FLOP a token
@@ -241,8 +262,12 @@ llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) 
 h100_mfu = (llama_3_mfu, mfu_of(fsdp_rate["h100_80gb"], "H100"))
 
 # %% [markdown]
-# The H100 is missing from the question. Its range begins at the lowest MFU of Llama 3's table, a far larger run. The weeks of work
-# before the start are a judgement.
+# **Read it.** Neither miss is exact. Llama 2's plan is not published; 3D on 64 cards at length 2,048 stands in for it. All A10s are
+# divided by the larger miss, though for sharding 1.10 was found. For 128 A10 the claim is the lower one, and dividing a claim is a
+# guess; that offer will be late at its high end already.
+#
+# The H100 is missing from the question. Its range is two points: 38% from Llama 3 405B on 16,384 cards, and 40% from 32 cards. That
+# they lie close together does not make them certain. The weeks of work before the start are a judgement.
 
 # %%
 there = zones["us-west-2c"][2]
@@ -281,9 +306,16 @@ title = "13B on 260B tokens: each offer from its high MFU to its low one"
 show(draw_offers(days, usd, {"128 A10, plain DP": full}, deadline, title=title), alt=alt)
 
 # %% [markdown]
-# **Read it.** Memory strikes out one offer, the deadline another. 64 A100 are too close to call: Llama 2's speed, at length 4,096,
-# makes them late, and its MFU at length 2,048 just in time. A ninth node settles it. At the same MFU, 72 cards cost the same dollars
-# in fewer days, with a batch that 72 divides. Spot halves the H100's rent; its days hang on whether four nodes are there.
+# **Read it.** Memory strikes out one offer, the deadline another. *Too close to call* means that only the high end is in time. Days
+# go as one over the MFU, so an offer needs its MFU x days / 30: 64 A100 need 42.1% x 29.5 / 30 = 41%, 72 A100 37%, 32 H100 26%.
+#
+# 64 A100 hang on how you read Llama 2. Its tokens per second, at length 4,096, are 40% here: 31.3 days. Its MFU of 42.1%, if it
+# holds at length 2,048, gives 29.5. FSDP's 52% had a fast network, and the one for rent is not stated. A ninth node settles it: at
+# the same MFU, 72 cards cost the same dollars in fewer days, with a batch that 72 divides. The A10s with TP 2 PP 8 are in time up to
+# a miss of 30 / 20.8 = 1.44; the stand-in gave 1.46.
+#
+# Spot halves the H100's rent; three nodes held through every gap would add at most 0.75 x 0.21 / 0.79, a fifth. Its days hang on
+# whether four nodes are there.
 #
 # Now decide: drop what is late, price the weeks of work, take the least total. Then change the assumptions.
 
@@ -332,18 +364,23 @@ job = export(thirteen, nine_nodes, fsdp_plan, Batch(sequences=1008, sequence_len
 print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'build' / 'lesson-17'))} files in build/lesson-17")
 
 # %% [markdown]
-# **Read it.** As asked, take A100s with FSDP; until their speed is measured, with a ninth node. Half or twice the price of a week
-# changes nothing. A10s win only at half their price and their high MFU. The H100 beats both, even at twice its price.
+# **Read it.** As asked, take A100s with FSDP; until you have measured their speed on the network that you rent, with a ninth node.
+# Half or twice the price of a week changes nothing. A10s win at half their price and their high MFU. At half their price and a miss
+# of 1.44 they would be just in time, for 165 x 1.44 / 2 + 25 = 144 thousand dollars, as much as 72 A100: only a measured speed
+# decides.
 #
-# The 30 days are the training's. Counted from today, every offer is late, and more H100s are the way out. Failed starts,
-# evaluation and storage come on top.
+# The H100 beats both, even at twice its price, or against A100s at half theirs (72 at the low MFU: 134 / 2 + 10 = 77 thousand
+# dollars). But its price is Nebius's, and the others are Lambda's: ask one seller for all three.
+#
+# The 30 days are the training's. Counted from today, every offer is late, and more H100s are the way out. Failed starts, evaluation
+# and storage come on top. `build/lesson-17` holds the plan as a job: `train.py`, `launch.sh`, `job.slurm` and what they need.
 
 # %% [markdown]
 # ## Recap
 #
 # - Memory and deadline strike out; then dollars decide, at a speed that somebody measured.
 # - More cards of one kind cost the same dollars and fewer days, while the MFU holds.
-# - Half the best size costs about a quarter more training.
+# - By each scaling law, half of its own best size costs a fifth to a quarter more training.
 #
 # ### Test yourself
 #
@@ -364,19 +401,23 @@ print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'b
 # Rent 1, 2 and 4 nodes for an hour. Log steady tokens per second, the seconds that a checkpoint stops training, and those from a
 # killed rank to the next step. Put into the contract the shortest term, the network between nodes, and how soon a
 # dead node is replaced. `model` is Hugging Face's, not yet sharded; `peak_flops` is dense. Of a mixture of experts, count the
-# parameters that a token meets.
+# parameters that a token meets. The last term is full attention's.
 #
 # ```python
 # config = model.config
 # parameters = sum(p.numel() for p in model.parameters())
 # if not config.tie_word_embeddings:  # then the input embedding is a look-up beside the head
 #     parameters -= model.get_input_embeddings().weight.numel()
-# flop_per_token = 6 * parameters + 12 * config.num_hidden_layers * config.hidden_size * sequence_length
+# # Heads times their width: in some models, such as Qwen3-0.6B, that is not the hidden size.
+# head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+# width = config.num_attention_heads * head_dim
+# flop_per_token = 6 * parameters + 12 * config.num_hidden_layers * width * sequence_length
 # mfu = flop_per_token * tokens_per_second / (cards * peak_flops)
 # ```
 #
 # Then choose. `offers` has those that can start, each as `("64 A100", 64, 2.79, 1500, 0.99)`: name, cards, dollars a card and hour,
-# tokens a card and second, goodput.
+# tokens a card and second, goodput. The dollars are rent: add your weeks of work. On spot, divide the days by the share of time in
+# which all nodes are there.
 #
 # ```python
 # in_time = []
@@ -389,7 +430,7 @@ print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'b
 # best = min(in_time, default=None)  # None: nothing is in time
 # ```
 #
-# What a budget should buy, at twenty tokens a parameter:
+# What a budget should buy, at twenty tokens a parameter (the replication's law gives 19 above):
 #
 # ```python
 # flop = budget_usd / usd_per_card_hour * 3600 * peak_flops * mfu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,12 +12,14 @@ PEAK, CARDS, USD, LENGTH = 312e12, 8, 2.0, 50
 
 
 def block_1(text: str) -> None:
-    """A run at half of its cards' peak, whether the embeddings are tied or not."""
-    for tied in (False, True):
-        model: Any = small_llama(tie_word_embeddings=tied)
+    """A run at half of its cards' peak: embeddings tied or not, heads as wide together as the model or wider."""
+    for tied, head_dim in itertools.product((False, True), (None, 32)):
+        model: Any = small_llama(tie_word_embeddings=tied, head_dim=head_dim)
         lookup = model.get_input_embeddings().weight.numel()
         products = sum(p.numel() for p in model.parameters()) - (0 if tied else lookup)
-        rate = 0.5 * CARDS * PEAK / (6 * products + 12 * 2 * 64 * LENGTH)
+        width = model.model.layers[0].self_attn.q_proj.out_features
+        assert width == (128 if head_dim else 64)
+        rate = 0.5 * CARDS * PEAK / (6 * products + 12 * 2 * width * LENGTH)
         found = run_block(
             text,
             model=model,
@@ -25,7 +28,7 @@ def block_1(text: str) -> None:
             cards=CARDS,
             peak_flops=PEAK,
         )
-        assert math.isclose(found["mfu"], 0.5), f"tied: {tied}"
+        assert math.isclose(found["mfu"], 0.5), f"tied: {tied}, head_dim: {head_dim}"
 
 
 def block_2(text: str) -> None:
