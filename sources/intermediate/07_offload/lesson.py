@@ -15,7 +15,8 @@
 # 24 GB: how many bytes must stay on the card, how many cross the link, and how many seconds does a step take?
 #
 # **Promise.** You offload by hand with equal losses, then by DeepSpeed and FSDP2 (PyTorch's own sharding). You leave
-# with a script, and with lines that predict its step on your machine. New words: [glossary](../00_glossary.ipynb).
+# with a script, and with lines that give the least that a step takes on your machine. New words:
+# [glossary](../00_glossary.ipynb).
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,7 +25,7 @@
 # %% [markdown]
 # ## A bet
 #
-# The full fine-tune sends more than 100 GB over the link in every step. QLoRA (lesson 06) sends nothing. On the same
+# By DeepSpeed the full fine-tune sends 135 GB over the link in every step. QLoRA (lesson 06) sends nothing. On the same
 # card, how many times as long as QLoRA's is its step? Write your guess. Section 5 counts.
 
 # %%
@@ -143,7 +144,8 @@ class HostAdamW:
 
 # %% [markdown]
 # **Activations.** Autograd hands each tensor that it saves to a *pack* hook, and asks for it in backward by *unpack*.
-# Saved weights are on the device anyway, so here they stay.
+# Saved weights are on the device anyway, so here they stay. PyTorch's `torch.autograd.graph.save_on_cpu(pin_memory=True)`
+# sends them, too.
 
 
 # %%
@@ -195,20 +197,24 @@ show(draw_sides(sides, title="A small transformer in fp32: peaks of a step, 4 te
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** All losses are equal: offload changes none here. Each form frees what its name says. Streamed weights come up twice; at most two blocks
-# of them are on the device, as *communication buffers*. *Temporaries* are the block that is computed again, with its
-# gradients. Embeddings and head do not stream: they are the thin slices in the last row.
+# **Read it.** All losses are equal: offload changes none here. At the plain peak, early in backward, no gradients exist yet.
+# Row two therefore saves the optimizer state alone; that gradients leave counts later. The last row changes more than its name
+# says: the blocks' gradients and optimizer state are on the host, too, and each block is computed again, so few activations
+# stay. Streamed weights come up twice; at most two blocks of them are on the device, as *communication buffers*.
+# *Temporaries* are the block that is computed again, with its gradients. Embeddings and head do not stream
+# (thin slices).
 #
 # ## 3. When does the link cost nothing?
 #
 # A pass that computes $c$ operations for each of $P$ parameters and $T$ tokens takes $c P T / F$ seconds, on a card of $F$
 # operations a second. To send $b$ bytes a parameter one way takes $b P / B$, on a link of $B$ bytes a second. If both run at
 # once, the link is hidden from $T = b F / (c B)$ tokens of a *micro-batch* on, which is what the card takes at once. With
-# every block checkpointed, forward has $c = 2$ and backward 6. Gradients leave in backward: $b / c = 2 / 6$. Streamed weights
-# come in both passes, and the shorter one decides: $2 / 2$.
+# every block checkpointed, forward has $c = 2$ and backward 6. Gradients ($b = 2$) leave in backward: $b / c = 2 / 6$.
+# Streamed weights ($b = 2$) come in both passes, and the shorter one decides: $2 / 2$. The bound holds only where transfers
+# run beside compute. DeepSpeed's do not (section 5).
 #
-# $B$ is the rate of a large copy alone: 12.0 of PCIe 3's 15.75 GB/s (published, NCCL's `topo.h`), and the same share of
-# faster links. $F$ was set on training runs of other cards than the RTX 4090.
+# $B$ was not measured: it is 12.0 of PCIe 3's 15.75 GB/s, the constant by which NCCL rates such links (`topo.h`), and the
+# same share of faster links. $F$ was set on training runs of other cards than the RTX 4090.
 
 # %%
 CARDS = {name: training_speeds(shape, name) for name in ("RTX 4090", "A100 80GB", "H100")}
@@ -228,7 +234,9 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",", na_rep="after back
 
 # %% [markdown]
 # **Read it.** Gradients of one text of 2,048 tokens hide on the RTX 4090, and do not on the two faster cards.
-# Two things no batch can hide, because backward has ended: the CPU's step and the weights' way up.
+# Where all gradients are clipped together and no update may be late, no batch can hide the CPU's step and the weights' way
+# up: backward has ended. ZeRO-Offload's delayed update and DeepSpeed's
+# [ZenFlow](https://www.deepspeed.ai/tutorials/zenflow) run them beside later passes, which compute with older weights.
 #
 # ## 4. DeepSpeed and FSDP2
 #
@@ -243,7 +251,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",", na_rep="after back
 #
 # `CPUOffloadPolicy` moves weights, too, as ZeRO-3 with both offloads does. A disk is one more link (`"nvme"`,
 # [ZeRO-Infinity](https://arxiv.org/abs/2104.07857)). Each row below is one setting, trained on 20 batches in bf16 without
-# clipping. *By block* gives each block a parameter group of its own; section 5 says why.
+# clipping. *By block* gives each block its own parameter group (section 5).
 
 # %%
 cpu = {"device": "cpu"}
@@ -281,14 +289,15 @@ print(f"FSDP2 with CPUOffloadPolicy, fp32: losses {apart:.0e} from the plain run
 assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
 
 # %% [markdown]
-# **Read it.** Row two keeps 2 bytes, the bf16 weights, and a buffer as large as the largest tensor. Its host holds 16 bytes,
-# and a bf16 copy for the way up. With several micro-batches the bf16 sum of the gradients lies there too.
+# **Read it.** Row two keeps 2 bytes, the bf16 weights, and a buffer as large as the largest tensor (0.10). Its host holds 16
+# bytes, a bf16 copy for the way up, and such a buffer. With several micro-batches the bf16 sum of the
+# gradients lies there too. ZeRO-3 moves the weights as well: 0.50 bytes stay.
 #
-# **Check your version.** With offload, DeepSpeed silently dropped all gradients but the first micro-batch's, from
-# [#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550) (September 2024) to
-# [#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967) (April 2026). The planted fault does the same: losses drift, and
-# nothing fails. Release 0.19.0 is the first that is mended, also for several `backward()` calls in one step
-# ([#7981](https://github.com/deepspeedai/DeepSpeed/pull/7981)).
+# **Check your version.** With ZeRO-1 or 2 and offload, DeepSpeed silently dropped all gradients but the first micro-batch's,
+# from [#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550) (September 2024) to
+# [#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967) (April 2026). Before #6550, ZeRO-2's sums were wrong, too. The
+# planted fault drops the same: losses drift, and nothing fails. Release 0.19.0 is the first that is mended, also for several
+# `backward()` calls in one step ([#7981](https://github.com/deepspeedai/DeepSpeed/pull/7981)).
 #
 # **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
 
@@ -297,8 +306,8 @@ saved_without_offload = ...
 check("07.without_offload", saved_without_offload)
 
 # %% [markdown]
-# **Around adapters there is little to gain.** Adapters with 20 million parameters train with AdamW. PEFT keeps them in fp32,
-# so they need no master copy. How many GB does it free to offload the optimizer state?
+# **Around adapters there is little to gain.** PEFT trains 20 million parameters in fp32, without a master copy. How many GB
+# does it free to offload AdamW's state?
 
 # %%
 freed_gb = ...
@@ -315,7 +324,7 @@ for targets_of, each in per_block.items():
 # ## 5. The scenario as asked
 #
 # *"A 7B model on our 24 GB card, by PEFT and with offload."* One RTX 4090, steps of 16 texts of 2,048 tokens, 50 million
-# tokens in all. **Nothing of this section has run on a card**: its bytes are simulated and its seconds predicted.
+# tokens. **Nothing of this section has run on a card**: its bytes are simulated and its seconds predicted.
 #
 # **Does it fit?** Weights are in bf16, and every block is checkpointed. By formula, where backward begins: 2 bytes a
 # parameter; for each text at once an input for each block, and 12 bytes a logit (fp32 log-probabilities, their gradient,
@@ -344,7 +353,7 @@ for name, (_, texts) in list(names.items())[1:]:
 # %% [markdown]
 # **Before the first step there is the start.** To make fp32 masters, ZeRO-2 clones the weights of one *parameter group*
 # after another, on the card. `start_up` does the same on a simulated card: with all weights in
-# one group, as is usual, and with a group for each block.
+# one group, as is usual, and with a group for each block. The cell first prints DeepSpeed's line (`stage_1_and_2.py`).
 
 # %%
 def by_block(model):
@@ -379,7 +388,7 @@ show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evid
 # **Does the host have room?** DeepSpeed holds 20 bytes a parameter there, and *pins* all but the moments: the system may not
 # move pinned memory, and only that is copied at the link's rate. PyTorch
 # [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a
-# power of two.
+# power of two. The last cell's loop, in plain PyTorch, holds 18 bytes and pins only what arrives.
 
 # %%
 with torch.device("meta"):
@@ -391,14 +400,22 @@ host_bytes, loop_host_bytes = 8 * P + sum(rounded), 16 * P + rounded[1]  # 8: tw
 print(f"host: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB with pinned tensors rounded up (predicted)")
 
 # %% [markdown]
-# A host of 128 GB has no room for that.
+# A host of 128 GB has no room for that. `PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1` leaves tensors above 1 MB
+# unrounded (PyTorch's source; not run).
 #
-# **What does a step take?** The next cell follows the source of DeepSpeed 0.19.8. With several micro-batches, each but the
-# first brings the gradients' sum up, and each sends it down. Once a step gradients go down in fp32, and weights come up. The
-# CPU's step takes as long as its memory: each parameter moves 8 bytes to clip, 28 for AdamW and 6 to make bf16. All waits for
-# all. `overlap_comm` would change little for a second bucket, because the host stands still at each of these copies
-# (`_wait_for_offload_copies`); the script leaves it out. The last cell's loop in plain PyTorch sends gradients down beside
-# backward, and adds them up on the CPU.
+# **What does a step take?** The next cell follows the source of DeepSpeed 0.19.8. The parts run one after another:
+#
+# | part | bytes a parameter | when |
+# |---|---|---|
+# | the gradients' sum comes up | 2, link | each micro-batch but the first |
+# | the new sum goes down | 2, link | each micro-batch of several |
+# | gradients go down in fp32 | 4, link | once |
+# | clip, AdamW, make bf16 | 8 + 28 + 6, host memory | once |
+# | weights come up | 2, link | once |
+#
+# The last cell's loop sends gradients down beside backward. The CPU adds them up: 6 bytes the first time, 10 after that. Four
+# memory modules, which 160 GB commonly takes, run slower than the assumed two: see "host memory at half". The card's bytes
+# include CUDA's context, 0.6 GB.
 
 # %%
 F, B = CARDS["RTX 4090"]
@@ -462,9 +479,10 @@ show(draw_lanes(lanes, title="A step of 16 texts: DeepSpeed, and the loop", evid
 
 # %% [markdown]
 # **The verdict.** If adapters are good enough, take QLoRA without offload. Offload is for the run in which all weights must
-# train. With one text at once the link takes the largest share, so fill the card first. Eight texts fit with a loss in chunks
+# train. With one text at once the link takes the largest share, so fill the card first. (A
+# micro-batch's transfers, drawn as one bar, are slices within backward.) Eight texts fit with a loss in chunks
 # ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`), and spare half of the sums. The loop hides
-# the link, and pays in sums on the CPU.
+# the link, and pays in sums on the CPU: with host memory at half it takes 36 s, and DeepSpeed 32 s.
 #
 # **The script** of the full fine-tune: `by_block` replaces Trainer's two groups, and a DeepSpeed older than 0.19.0 ends it at
 # once.
@@ -485,7 +503,7 @@ run_text = script_text.run_text(LENGTH, big["gradients leave, 4 texts"].peak_byt
 here.write_script("offload.py", script_text.IMPORTS, zero_offload, by_block, script_text.PACKED, script_text.TRAINER, run_text)
 
 # %% [markdown]
-# It starts, saves and loads: one step on a tiny Llama, by torch's AdamW and with nothing pinned, as this machine has no card.
+# It starts, saves and loads: one step of a tiny Llama, by torch's AdamW, nothing pinned.
 
 # %%
 if not zero_problem:
@@ -518,8 +536,10 @@ assert norm == 0 < there, "gradients should have left the device"
 #
 # ## Recap
 #
-# - 2 bytes a parameter stay on the card, and 20 or more go to the host. The start must fit as well as the step.
-# - The link is free from $bF/(cB)$ tokens a micro-batch on, if transfers run beside compute. The step's end never is.
+# - 2 bytes a parameter stay on the card, and 16 or more go to the host (DeepSpeed with several micro-batches: 20). The start
+#   must fit as well as the step.
+# - The link is free from $bF/(cB)$ tokens a micro-batch on, if transfers run beside compute. The step's end is not,
+#   unless the update is delayed.
 # - ZeRO-2 on one GPU partitions nothing: its offload helps.
 #
 # ### Test yourself
@@ -529,8 +549,8 @@ assert norm == 0 < there, "gradients should have left the device"
 #
 # <details><summary>Answer</summary>
 #
-# Gradients go down in every micro-batch, and 512 tokens are far below section 3's bound. Take micro-batches of 8,192
-# tokens: a sixteenth of the transfers.
+# Take larger micro-batches. By DeepSpeed $m$ of them send $4m + 4$ bytes a parameter: 260 with 64, and 20 with four of 8,192
+# tokens. At 48 GB/s that is 36.5 s and 2.8 s; compute takes 3.9 s.
 #
 # </details>
 #
@@ -549,11 +569,15 @@ assert norm == 0 < there, "gradients should have left the device"
 # import torch
 #
 # MICRO_BATCHES, side, under_way = 4, torch.cuda.Stream(), deque()
-# masters = {p: p.detach().to("cpu", torch.float32, copy=True) for p in model.parameters()}
+# masters = {p: p.detach().to("cpu", torch.float32, copy=True) for p in model.parameters() if p.requires_grad}
+# sums = {p: torch.empty_like(master) for p, master in masters.items()}  # kept: new pages cost time in each step
 # arrived = {p: torch.empty_like(p, device="cpu", pin_memory=True, requires_grad=False) for p in masters}
+# came = set()  # the weights whose gradients came in this micro-batch: others' tensors hold what was there before
 # optimizer = torch.optim.AdamW(masters.values(), lr=1e-5, fused=True)
 #
 # def leave(p):
+#     assert p not in came, "two gradients in one backward: the second would overwrite the first"
+#     came.add(p)
 #     side.wait_stream(torch.cuda.current_stream())  # until this gradient is computed
 #     with torch.cuda.stream(side):
 #         arrived[p].copy_(p.grad, non_blocking=True)
@@ -569,15 +593,17 @@ assert norm == 0 < there, "gradients should have left the device"
 #     (model(**batch).loss / MICRO_BATCHES).backward()
 #     side.synchronize()  # until all gradients have arrived
 #     under_way.clear()
-#     for p, master in masters.items():
-#         if master.grad is None:
-#             master.grad = arrived[p].to(torch.float32, copy=True)
-#         else:
-#             master.grad.add_(arrived[p])
+#     for p in came:
+#         if masters[p].grad is None:  # its first in this step
+#             masters[p].grad = sums[p].copy_(arrived[p])
+#         else:  # in pieces that fit the CPU's cache, as torch first writes the bf16 operand out in fp32
+#             for total, piece in zip(sums[p].view(-1).split(2**20), arrived[p].view(-1).split(2**20)):
+#                 total.add_(piece)
+#     came.clear()
 #     if number % MICRO_BATCHES == 0:
 #         torch.nn.utils.clip_grad_norm_(masters.values(), 1.0)  # where the gradients are
 #         optimizer.step()
-#         optimizer.zero_grad()
+#         optimizer.zero_grad()  # each .grad is None again; `sums` keeps the memory
 #         with torch.no_grad():
 #             for p, master in masters.items():
 #                 p.copy_(arrived[p].copy_(master))  # by way of the pinned tensor
@@ -609,11 +635,11 @@ assert norm == 0 < there, "gradients should have left the device"
 # p = torch.zeros(2**26, requires_grad=True)
 # p.grad = torch.ones(2**26)
 # HOST = rate(torch.optim.AdamW([p], fused=True).step, 28 * p.numel())
-# a = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
+# a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
 # F = rate(lambda: a @ a, 2 * 4096**3)  # the most: training reaches less
 # print(f"host memory: {HOST / 1e9:.0f} GB/s; products: {F / 1e12:.1f} TFLOP/s")
 # crossing = 4 * MICRO_BATCHES + 4 if MICRO_BATCHES > 1 else 6  # bytes a parameter
-# print(f"a step by DeepSpeed: {8 * P * TOKENS / F + crossing * P / B + 42 * P / HOST:.1f} s")
+# print(f"a step by DeepSpeed, at least: {8 * P * TOKENS / F + crossing * P / B + 42 * P / HOST:.1f} s")
 # ```
 #
 # **Look at** `torch.cuda.max_memory_allocated()` after the first step, and raise the micro-batch until the card is full.

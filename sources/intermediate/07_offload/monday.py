@@ -20,23 +20,43 @@ Batch = dict[str, Tensor]
 
 def block_1(text: str) -> None:
     """By hand: the plain run's weights, and of all gradients two on the device after backward."""
-    start, model, batches = _model(), _model(), _batches(8)
+    assert text.count("2**20") == 2
+    assert text.count("for p in came:") == 1
+    text = text.replace(
+        "2**20", "2**8"
+    )  # these weights are small: sums in several pieces here, too
+    start, model, batches = _Sometimes(), _Sometimes(), _batches(12)
     with _no_gpu():
         names = run_block(text, model=model, loader=batches)
-        offloaded = _bytes_after_backward(model, batches[0], names["optimizer"])
+        offloaded = _bytes_after_backward(
+            model, batches[0], lambda: (names["optimizer"].zero_grad(), names["came"].clear())
+        )
         waiting = [gradient for _, gradient in names["under_way"]]
     plain = _plain(batches)
-    kept = _bytes_after_backward(plain, batches[0], plain)
-    for before, found, wanted in zip(*(m.parameters() for m in (start, model, plain)), strict=True):
-        assert not torch.equal(before, wanted), "nothing was learned"
+    kept = _bytes_after_backward(plain, batches[0], plain.zero_grad)
+    found, wanted = _learned(start, model), _learned(start, plain)
+    same = {name for name, change in wanted.items() if not change.any()}
+    assert same == {"never", "frozen"}, f"nothing was learned by {same}"
+    for name, change in wanted.items():
         # What was learned is compared: the weights themselves hardly move at this rate.
-        torch.testing.assert_close(found - before, wanted - before, rtol=1e-4, atol=1e-8)
-    gradients = sum(p.nbytes for p in model.parameters())
+        torch.testing.assert_close(found[name], change, rtol=1e-4, atol=1e-8, msg=name)
+    gradients = sum(p.grad.nbytes for p in plain.parameters() if p.grad is not None)
     told = (
         f"{offloaded:,} bytes after backward, {kept:,} without offload: gradients are {gradients:,}"
     )
     assert len(waiting) == 2, f"{len(waiting)} gradients wait on the device for their copies to end"
     assert offloaded <= kept - gradients + sum(each.nbytes for each in waiting), told
+    _sums_what_never_came(text, wanted)
+
+
+def _sums_what_never_came(text: str, wanted: dict[str, Tensor]) -> None:
+    """The fault that the set of what came prevents: it is seen in the weights that stayed unused."""
+    start, model = _Sometimes(), _Sometimes()
+    with _no_gpu():
+        run_block(text.replace("in came:", "in masters:"), model=model, loader=_batches(12))
+    found = _learned(start, model)
+    for name in ("sometimes", "never"):
+        assert not torch.allclose(found[name], wanted[name], rtol=1e-4, atol=1e-8), name
 
 
 def block_2(text: str) -> None:
@@ -51,14 +71,14 @@ def block_2(text: str) -> None:
     operations, parameters = 8 * names["P"] * names["TOKENS"], names["P"]
     # Four micro-batches: 16 - 2 bytes of sums, 4 of gradients in fp32, 2 of weights.
     wanted = operations / names["F"] + parameters * (20 / names["B"] + 42 / names["HOST"])
-    assert f"a step by DeepSpeed: {wanted:.1f} s" in told, told
+    assert f"a step by DeepSpeed, at least: {wanted:.1f} s" in told, told
 
 
 @contextlib.contextmanager
 def _no_gpu() -> Iterator[None]:
     """The lines without a GPU: its tensors and streams are the CPU's, and nothing is pinned."""
     with contextlib.ExitStack() as stack:
-        for name in ("empty", "empty_like", "ones"):
+        for name in ("empty", "empty_like", "ones", "randn"):
             stack.enter_context(mock.patch.object(torch, name, _unpinned(getattr(torch, name))))
         for name in ("Stream", "current_stream", "synchronize"):
             stack.enter_context(mock.patch.object(torch.cuda, name, mock.MagicMock()))
@@ -88,11 +108,11 @@ def _host_copies() -> Iterator[None]:
         yield
 
 
-def _bytes_after_backward(model: nn.Module, batch: Batch, holder: Any) -> int:
-    """What the device holds then; `holder` has the gradients of before, to be dropped first."""
+def _bytes_after_backward(model: nn.Module, batch: Batch, drop: Callable[[], Any]) -> int:
+    """What the device holds then; `drop` drops the gradients of before."""
 
     def step() -> None:
-        holder.zero_grad()
+        drop()
         model(**batch).loss.backward()
 
     run = measure(step, model=model, timed_steps=0, host={})
@@ -101,7 +121,7 @@ def _bytes_after_backward(model: nn.Module, batch: Batch, holder: Any) -> int:
 
 def _plain(batches: Sequence[Batch]) -> nn.Module:
     """The same training, with everything on the device."""
-    model = _model()
+    model = _Sometimes()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     for number, batch in enumerate(batches, 1):
         (model(**batch).loss / 4).backward()
@@ -112,11 +132,37 @@ def _plain(batches: Sequence[Batch]) -> nn.Module:
     return model
 
 
-def _model() -> Any:
-    return small_llama(use_cache=False)
+class _Sometimes(nn.Module):
+    """A Llama, and weights that get no gradient: in some batches, in all of them, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.llama = small_llama(use_cache=False)
+        self.sometimes = nn.Parameter(torch.linspace(1, 2, 4096))
+        self.never = nn.Parameter(torch.ones(64))
+        self.frozen = nn.Parameter(torch.ones(64), requires_grad=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        told = self.llama(input_ids=input_ids, labels=labels)
+        if input_ids[0, 0]:
+            told.loss = told.loss + (self.frozen[0] * self.sometimes).square().mean()
+        return told
 
 
-def _batches(count: int = 3, rows: int = 4) -> list[Batch]:
+def _learned(start: nn.Module, end: nn.Module) -> dict[str, Tensor]:
+    """What each weight has moved by."""
+    before = dict(start.named_parameters())
+    return {name: (p - before[name]).detach() for name, p in end.named_parameters()}
+
+
+# Of micro-batches: in the first step two of them, not its first; then one; in the third step none.
+USED = (1, 2, 7)
+
+
+def _batches(count: int, rows: int = 4) -> list[Batch]:
+    """The first token of a batch says whether it uses `sometimes`."""
     numbers = torch.Generator().manual_seed(1)
     tokens = [torch.randint(64, (rows, 16), generator=numbers) for _ in range(count)]
+    for number, each in enumerate(tokens):
+        each[0, 0] = number in USED
     return [{"input_ids": each, "labels": each} for each in tokens]
