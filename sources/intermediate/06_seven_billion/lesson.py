@@ -12,8 +12,8 @@
 # {{badges}}
 #
 # **Promise.** What brings a fine-tune of Llama-2-7B onto one card of 24 GB? Its training states alone take 107.8 GB. You
-# build adapters and four-bit weights by hand, and add checkpointing. A map and a table then say which of the three your
-# longest text needs, and you write the script.
+# build adapters and four-bit weights by hand, and add checkpointing. A map then says which of the three your longest text
+# needs, and you write the script.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,9 +23,9 @@
 # ## A bet
 #
 # You fine-tune Llama-2-7B by `peft`: weights in four bits, fp32 adapters of rank 16 on all matrices of its blocks, bf16
-# autocast, no checkpointing, two texts of 1,024 tokens. Four bits are half a byte, so the weights should take 3.5 GB.
-# What is the *peak* of such a step, in GB? And which alone brings four such texts onto the card: four bits, or
-# checkpointing?
+# autocast, no checkpointing, two texts of 1,024 tokens. Four bits are half a byte, so seven billion weights should take
+# 3.5 GB. What is the *peak* of such a step, in GB? From LoRA beside 16-bit weights, which one change brings four such
+# texts onto the card: four bits, or checkpointing?
 
 # %%
 my_bet_gb = 3.5
@@ -111,7 +111,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** The full sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every
-# weight moves*. A frozen weight needs neither. The two short bars are what you build now.
+# weight moves*. A frozen weight needs neither. You build the two short bars now; no bar has activations yet.
 #
 # ## 2. LoRA by hand
 #
@@ -171,7 +171,7 @@ print(f"twenty steps, largest relative difference of the losses {largest:.1e}")
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start values"
 
 # %% [markdown]
-# **Read it.** Your ten lines are what `peft` computes. Now the memory of a step:
+# **Read it.** Your ten lines compute what `peft` computes. Now the memory of a step:
 
 # %%
 full, peaks = LlamaForCausalLM(config).to(device), []
@@ -198,15 +198,15 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
      alt="; ".join(f"{name}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
 
 # %% [markdown]
-# **Read it.** By its parts:
-#
 # - A linear layer keeps its input for the gradient of its weight. Frozen, it keeps none.
 # - Norms, attention and activation function keep theirs: backward passes through them on its way to the adapters.
+# - The first bar has fp32 weights. A trained norm also keeps its normalized input: the other 33 KB.
 # - An adapter is trained and keeps its input. On query and value alone that is less, but QLoRA's authors needed all
 #   linear layers to match full fine-tuning (published: QLoRA, section 4).
-# - Beside 16-bit layers each adapter has a copy; beside packed ones query, key and value share one. Without autocast
-#   the copies are fp32.
-# - A checkpointed block keeps its own input alone.
+# - Beside a 16-bit layer `peft` casts the input to fp32, and autocast casts it back: a copy for each adapter. Beside a
+#   packed layer under autocast it does not: query, key and value share one input, gate and up another. Without autocast
+#   each adapter has an fp32 copy.
+# - A checkpointed block keeps its own input alone. (The last bar is LoRA in bf16; fp32 weights double it.)
 #
 # ## 3. Four bits by hand
 #
@@ -246,12 +246,12 @@ print(f"mean error: even steps and one scale {error(even, weight.numel())}, in b
 
 # %% [markdown]
 # **Read it.** Most blocks have a smaller largest weight than the whole matrix, so their steps are finer. NF4's levels
-# win again, because weights crowd around zero.
+# lower the error further, here on the normal distribution that they were made for.
 #
 # ### Double quantization
 #
 # An fp32 scale for each 64 weights is half a bit a weight. So the scales are quantized too: their mean off, then eight
-# bits each, with one scale for 256 of them. The library's codes beside yours:
+# bits each (the library's levels are `dynamic_levels()`), with one scale for 256 of them:
 
 # %%
 codes, scales = quantize(weight, levels)
@@ -274,16 +274,15 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
       f"16 bits, {packed_weights / GB:.1f} GB ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** Scales, and the layers that stay in 16 bits (embeddings, and the *head*, the last matrix, onto the
-# vocabulary), raise 3.4 GB to 3.9 GB. In a step each product unpacks its weight, uses it and drops it; backward unpacks
-# it again. This is not *quantization-aware training*: the packed weights never change.
+# **Read it.** Scales, and the layers that stay in 16 bits (embeddings, and the *head*, the matrix onto the vocabulary),
+# raise 3.4 GB (3.5, for a round seven billion) to 3.9 GB. In a step each product unpacks its weight, uses
+# it and drops it; backward unpacks it again.
 # [Lesson 08](08_smaller_weights.ipynb) measures what four bits cost in quality.
 #
 # ## 4. The whole run
 #
-# Now all parts in one `Trainer`, as at work: four functions, first on a small base, in section 5 in a file for the real
-# 7B. The task: from the first line of a function, write what it does. The loss counts **the answer alone**: labels of the
-# prompt are -100.
+# Now four functions, first on a small base, in section 5 for the real 7B. The task: from the first line of a function,
+# write what it does. The loss counts **the answer alone**: labels of the prompt are -100.
 
 # %%
 folder = scratch_folder("lesson-06")
@@ -343,7 +342,8 @@ def merge(base, adapter, output):
     AutoTokenizer.from_pretrained(base).save_pretrained(output)
 
 # %% [markdown]
-# `Trainer` runs in a process of its own:
+# `run_ranks` starts `Trainer` in a process of its own, with the GPU hidden. A CPU without bf16 instructions trains in
+# fp32, without autocast.
 
 # %% jupyter={"source_hidden": true}
 TRAINED_IN = torch.bfloat16 if has_native_dtype("cpu", torch.bfloat16) else torch.float32  # emulated, it is many times slower
@@ -384,15 +384,16 @@ if four_bits:
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** The run is whole, from data to the reloaded merged model. The adapters learned beside *rounded* weights.
-# Merged into the 16-bit base they meet weights that they never saw; unpacking the four-bit base first (`dequantize()`)
-# keeps those they know. This small base loses little by either. Evaluate the model that you will serve.
+# **Read it.** The adapters learned beside *rounded* weights. Merged into the 16-bit base they meet weights that they never
+# saw; unpacking the four-bit base first (`dequantize()`) keeps those they know, as plain numbers. Here no difference is
+# visible: the three losses lie within 0.0007, and packing changed the base's by 0.0001. A 7B may differ: evaluate the
+# model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
-# Now the step that `Trainer(bf16=True)` takes, with the same libraries, on tensors without data as if on a GPU
-# ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and is extended to 32. Can you trust
-# such a peak? A card ran another 7B by these libraries:
+# Now the step that `Trainer(bf16=True)` takes, with the same libraries, as if on a GPU: its tensors have shapes and no
+# numbers ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and `extrapolate` extends it to
+# 32. A card ran another 7B by these libraries:
 
 # %%
 CARD, runs = "RTX 4090", beside_recorded(bool(four_bits))
@@ -403,9 +404,9 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
 # %% [markdown]
 # **Read it.** The peaks agree. The allocator *reserved* more than in its simulation, so below you leave that much room.
 # At each peak three fp32 copies of the *logits* are alive, the scores of all words: here 152,064, in Llama 32,000.
-# Under checkpointing they can be half of the peak; a loss in chunks or a fused one shrinks them (lesson 05).
+# Under checkpointing they can be half of the peak; a loss in chunks shrinks them (lesson 05).
 #
-# Now Llama-2-7B, with weights in 16 or in four bits, each with checkpointing and without:
+# Now Llama-2-7B in four ways (`scripted` builds model and optimizer):
 
 # %%
 def peak(way, texts, length=1024, micro_batches=1, **changes):
@@ -432,11 +433,14 @@ figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four text
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
 # %% [markdown]
-# **Read it.** A line is drawn through each pair of full points. The hollow one, a single long text, lies close to its line:
-# with flash attention the tokens alone decide. Four bits lower a line; checkpointing makes it flatter.
+# **Read it.** A line is drawn through each pair of full points. The hollow square, a single long text, lies close to its
+# line: here the tokens nearly decide alone. Four bits lower a line; checkpointing makes it flatter. QLoRA's is flatter
+# than LoRA's, as it keeps fewer copies (section 2).
 #
-# A batch of 16 texts can go through the card in *micro-batches* whose gradients add up; a single text cannot be cut. So
-# the longest text decides what you need.
+# The script pads shorter texts. Their mask rules out PyTorch's flash attention; the kernel that runs instead is not
+# simulated here.
+#
+# A batch of 16 texts can go through the card in *micro-batches* whose gradients add up; a single text cannot be cut.
 
 # %%
 rows = {}
@@ -451,14 +455,19 @@ for name, way in ways.items():
 display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: bytes and tokens simulated, seconds predicted (lesson 15)"))
 
 # %% [markdown]
-# **Read it.** Stop at the first row that holds your longest text:
+# **Read it.** *Longest text* is read off the lines. The hollow square lay 0.18 GB above its own, so round down. Take the
+# first row that holds yours:
 #
 # 1. **LoRA alone**, one text at a time: nothing is rounded, nothing computed twice.
-# 2. **QLoRA**: weights are rounded. The update takes about as long.
+# 2. **QLoRA**: weights are rounded. The update is *predicted* to take about as long, in half as many micro-batches.
 # 3. **LoRA with checkpointing**: nothing is rounded, and the update takes longer.
 # 4. **QLoRA with checkpointing**: both, for a smaller card. Llama-2 reads 4,096 tokens at most.
 #
-# Where the second fits, so does the third: choose between rounding and time. The bet:
+# On this card, where the second fits, so does the third: choose between rounding and time. A card of 12 GB cannot hold
+# 16-bit weights (13.5 GB).
+#
+# At equal micro-batches checkpointing costs more than the seconds here show: beside frozen weights, a second forward adds
+# half to the matrix work. The bet:
 
 # %%
 if four_bits:
@@ -470,7 +479,8 @@ if four_bits:
 
 # %% [markdown]
 # **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: activations are most of the peak. *Cast weights* are bf16 copies of the
-# adapters, *temporaries* two copies of the logits, *kept beside the model* the scales of the four bits.
+# adapters, *temporaries* two copies of the logits, *kept beside the model* the scales of the four bits. *Activations* are
+# 171 KB x 32 blocks x 2,048 tokens, 11.2 GB, and the logits' third copy.
 #
 # Unpacking takes the same time for few tokens and for many, so its share depends on the micro-batch:
 
@@ -483,27 +493,30 @@ for texts, length in ((1, 512), (4, 1024)):
 print(f"one short text (Alpaca): {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: litgpt, Llama-2-7B, A100, 3.83 for 2.36 min)")
 
 # %% [markdown]
-# **Read it.** On 4,096 tokens unpacking costs little, even at twice the planner's time. On one short text the published step
-# lost more than any prediction here: time your own step both ways.
+# **Read it.** On 4,096 tokens the predicted delay is small, even at twice the planner's time. The published one exceeds
+# them, but is of 2023 (PyTorch 2.1, bitsandbytes 0.41.1), with smaller adapters and other lengths: time your step
+# both ways.
 #
 # ### The scenario as asked: a script for a real card
 #
 # *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4 in a file.
-# Accept the model's licence on the Hub first; `pairs.jsonl` has a prompt and an answer a line. All three parts are in it,
-# as asked. By the table, texts of 1,024 take less time without checkpointing: drop that line of `qlora`, and ask for
-# 8 steps of 2 texts. ZeRO divides gradients and optimizer state over ranks. Of adapters these are half a GB, so two cards
-# train by plain data parallelism. [Lesson 07](07_offload.ipynb) has ZeRO-2.
+# Accept the model's licence on the Hub first; `pairs.jsonl` has a prompt and an answer a line. The first three are in it.
+# By the table, texts of 1,024 need LoRA alone: in `qlora` omit `quantization_config` and the checkpointing line, and
+# ask for 16 micro-batches of 1. By its line that leaves 129 tokens; for more room, keep one
+# of the two.
+#
+# ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over ranks. Of adapters these are half a
+# GB, so two cards train by plain data parallelism. ZeRO-3 and FSDP ([lesson 09](09_sharding.ipynb)) also divide frozen
+# weights: 13.5 GB in 16 bits.
 
 # %%
 second_bytes = found[list(ways)[-1]][4096].peak_bytes + 4 * adapters  # from the second micro-batch on gradients are there
 here.write_script("finetune.py", imports(), tokenized, qlora, finetune, merge, MAIN.replace("PEAK_GB", f"{second_bytes / GB:.1f}"))
 
 # %% [markdown]
-# **Read it.** The script prints your card's own peak, and the answer to a prompt that it held out.
-#
 # ## Break it, diagnose it
 #
-# PEFT's own guide to quantization calls `prepare_model_for_kbit_training` on a packed model. What does it do to the
+# PEFT's guide to quantization calls `prepare_model_for_kbit_training` on a packed model. What does it do to the
 # script's step?
 
 # %%
@@ -514,9 +527,13 @@ if four_bits:
     print(f"GB, {Evidence.SIMULATED}", table[table.max(axis=1) > 0.005].round(2).to_string(), sep="\n")
 
 # %% [markdown]
-# **Diagnose it.** It turns all that is not packed into fp32, for stability. Embeddings and head double (*parameters*), and
-# autocast makes a bf16 copy of the head (*cast weights*). The sum that runs through all blocks is fp32 too, and so is what
-# each checkpointed block keeps of it (*activations*). Where bf16 trains stably without the call, leave it out.
+# **Diagnose it.** It turns all that is not packed into fp32. Embeddings and head double (*parameters*), and autocast
+# makes a bf16 copy of the head (*cast weights*). The sum that runs through all blocks is fp32 too, and so is what
+# each checkpointed block keeps of it (*activations*).
+#
+# By default the call also turns checkpointing on (not in this cell). Where bf16 trains stably, leave the call out, and
+# keep the script's line `model.gradient_checkpointing_enable({"use_reentrant": False})`. Without both, four texts take
+# 28.3 GB instead of 7.1.
 #
 # ## Recap
 #
@@ -528,8 +545,7 @@ if four_bits:
 #
 # <details><summary>Answer</summary>
 #
-# Both touch states that are small already. Activations fill the card: turn on checkpointing, or shorten the micro-batch;
-# if it is still full, compute the loss in chunks.
+# Both touch states that are small already. Activations fill the card: turn on checkpointing, or shorten the micro-batch.
 #
 # </details>
 #
