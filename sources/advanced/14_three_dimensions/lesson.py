@@ -23,8 +23,7 @@
 #
 # ## A bet
 #
-# 100 billion parameters on 8 nodes of 8 GPUs. Of all bytes sent in a step, how many percent leave their node if the axes
-# lie well on the nodes, and if badly? Section 5 counts.
+# Of all bytes that 64 GPUs on 8 nodes send, how many percent leave their node if the axes lie well, and if badly?
 
 # %%
 my_bet_percent_well, my_bet_percent_badly = 20, 50
@@ -84,7 +83,7 @@ show(draw_groups(in_3d, title="TP 4 x PP 8 x DP 2 on eight nodes, and what a ran
 # | axis in the code | a place along it | what is divided |
 # |---|---|---|
 # | `pp` | stage | layers |
-# | `shard` | replica | the batch, and by ZeRO-1 the optimizer's states; the planner calls it `dp` |
+# | `shard` | replica | the batch, and by ZeRO-1 the optimizer's states; DP in titles, `dp` in the planner |
 # | `tp` | TP rank | matrices |
 #
 # Eight ranks; the last axis is numbered fastest:
@@ -106,7 +105,8 @@ check("14.same_rows", same_rows)
 # %% [markdown]
 # ### Why 4 x 8 x 2
 #
-# The planner weighs nine layouts. "Full" recomputation runs each forward pass twice, to keep few activations.
+# Nine layouts, one sequence a micro-batch. "Full" recomputation runs each forward pass twice, to keep few activations.
+# *For the pipeline* a stage waits while stages fill and empty (the *bubble*), and for sends.
 
 # %%
 def layout(sequences, tp, pp, dp, recompute="none"):
@@ -120,9 +120,15 @@ found = {n: [layout(n, *sizes) for sizes in LAYOUTS] for n in (1536, 768, 64)}
 display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB; 1 x 1 x 64 is FSDP, ZeRO-3 (predicted)"))
 
 # %% [markdown]
-# **Read it.** Of the layouts that fit, 4 x 8 x 2 is the fastest, at other batches too. TP 8 waits twice as long for its
-# collectives. Fewer slices or fewer stages do not fit; recomputation makes room, and costs more than it gains. FSDP
-# alone waits longest. **The rule: as few slices as fit, then as few stages, without recomputation.**
+# **Read it.** Of the rows that fit, 4 x 8 x 2 is the fastest, at other batches too. TP 8 waits 2.4 times as long for
+# collectives: a group passes twice the tokens or layers, round a longer ring. Fewer slices or stages do not fit (2 x 16 x 2
+# lacks 2.9 GiB). Full recomputation costs more than it gains; partial recomputation has no row. FSDP would wait less with
+# larger micro-batches, but even without waits it takes 219.2 - 54.9 = 164 s: it recomputes. **Here: as few slices as fit,
+# then as few stages, without recomputation.**
+#
+# Seconds may be 0.9 to 1.15 times the planner's ([lesson 15](15_design_studio.ipynb)): close rows may change places. At 6
+# operations a parameter and token, 151.8 s is 64% of the GPUs' peak;
+# [Korthikanti and others](https://arxiv.org/abs/2205.05198) reached 54.2% with 530 billion parameters.
 #
 # ## 2. Compose
 #
@@ -177,6 +183,8 @@ for name, style in block_styles(sequence=True).items():
 # %% [markdown]
 # Column-parallel: each TP rank has some of a matrix's outputs; row-parallel: some of its inputs. Between them, norms see a
 # part of each sequence (sequence parallelism, SP).
+#
+# `apply_fsdp` makes ZeRO-1 of FSDP2: parameters stay gathered between micro-batches, gradients are reduced once.
 
 # %%
 def my_part(dims, model, zero_stage=1, mixed=False):
@@ -193,7 +201,7 @@ def my_part(dims, model, zero_stage=1, mixed=False):
 
 
 # %% [markdown]
-# The schedule runs forward and backward. It must know the shape of what a stage sends.
+# The schedule must know the shape of what a stage sends.
 
 # %%
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
@@ -220,7 +228,7 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 #
 # A norm layer's weights are copies on every TP rank, and each sees other tokens: `SequenceParallel` adds up their gradients.
 #
-# First the norm. `placements` says whether an axis holds parts of a gradient or copies.
+# `placements` says whether an axis holds parts of a gradient or copies.
 
 # %%
 def my_clip(part, mesh, limit, axes=("pp", "shard", "tp"), counted_elsewhere=()):
@@ -238,9 +246,9 @@ def my_clip(part, mesh, limit, axes=("pp", "shard", "tp"), counted_elsewhere=())
 
 
 # %% [markdown]
-# Then the loop. The loss is a sum over tokens, divided by the number of all. FSDP2 takes the *mean* of gradients over
-# replicas, where their sum is due: so each rank multiplies by replicas / all tokens. Section 3 plants bugs by `read`,
-# `clipped` and `after_backward`.
+# The loss is a sum over tokens, divided by the number of all. FSDP2 takes the *mean* of gradients over
+# replicas, where the sum is due: each rank multiplies by replicas / all tokens. Other `read`,
+# `clipped` and `after_backward` plant section 3's bugs.
 
 # %%
 def my_rows(dims, step):
@@ -274,7 +282,7 @@ for number, name, right in ((0, "losses", alone), (1, "norms", norms_alone)):
     assert apart < 1e-9, f"{name}: another model is trained; which of the four sums is wrong?"
 
 # %% [markdown]
-# **Read it.** Every rank has one process's losses and norms, to float64's last digits.
+# **Read it.** Every rank agrees with one process to float64's last digits.
 #
 # ## 3. The usual bugs
 #
@@ -299,6 +307,7 @@ def shuffled_by_rank(dims, step):
 
 # %% [markdown]
 # The right way for bug 3: the first and the last stage add up their parts, and the norm counts the matrix on one of them.
+# Without the second half, it counts twice: a fourth wrong run.
 
 # %%
 def add_up_ends(part, mesh):
@@ -317,7 +326,7 @@ def clip_tied(part, mesh, limit):
 
 
 # %% [markdown]
-# **Predict**: which bug shows in the losses, which in the norm, and which at the first step?
+# **Predict**: which bug shows in the losses, which in the norm, which at the first step?
 
 # %%
 def tied_model():
@@ -347,12 +356,12 @@ pairs = [pair for rank in bugs for found, right in zip(rank["tied, right"], tied
 assert all(abs(a / b - 1) < 1e-9 for a, b in pairs), "tied, right: the copies are not one matrix; who adds up, and who is counted?"
 
 # %% [markdown]
-# **Read it.** Other rows change the first loss. The other bugs spoil *gradients*, which the loss shows a
-# step later, and the norm at once. Bug 1 alone gives two stages (ranks 0 to 3, 4 to 7) two norms. The
-# last row is right: copies added up, and counted once. **Log the norm on every stage, and compare loss and norm
-# of the first steps with one process.**
+# **Read it.** Other rows change the first loss. The other bugs spoil *gradients*, which the norm shows at once, and the
+# loss a step later. Bug 1 alone gives two stages (ranks 0 to 3, 4 to 7) two norms. **Log the norm on every stage, and
+# compare loss and norm of the first steps with one process.**
 #
-# Bug 1 hardly changes the loss: AdamW divides a gradient by its own running size, and a constant factor cancels.
+# At step 2, bug 1 hardly changes the loss: AdamW's first update divides a gradient by its own size, so any factor
+# cancels. Later steps have other factors; two steps do not show their effect.
 #
 # **Question.** SGD, TP 4 x PP 4, no clipping. The first loss is that of one process, the third is not. All ranks log one
 # norm, 3% too low. With PP 1 all is well. Which bug is it: 1, 2 or 3?
@@ -364,9 +373,9 @@ check("14.which_bug", which_bug)
 # %% [markdown]
 # ## 4. Real size: the memory of every stage
 #
-# The planner's memory is a formula. A simulation is independent of it: a rank runs its whole program on tensors without
-# data. First a published layout, 175 billion parameters by TP 8 x PP 8
-# ([Korthikanti and others 2022](https://arxiv.org/abs/2205.05198)):
+# The planner's memory is a formula. A simulation does without: a rank runs its whole program on tensors without
+# data. First a well-known layout, 175 billion by TP 8 x PP 8
+# ([Korthikanti and others](https://arxiv.org/abs/2205.05198)); both columns are the course's:
 
 # %%
 LARGE, TOKENS = model_shape("megatron-175b"), 2048
@@ -382,7 +391,8 @@ for name, size, expected in (("states", states, first.state_bytes), ("activation
 # %% [markdown]
 # ### The layout of section 1: 100 billion
 #
-# `my_part` and `my_passes` build two of its 64 ranks, on stages 0 and 1.
+# `my_part` and `my_passes` build its ranks on stages 0 and 1, for nine micro-batches: the first backward makes the
+# gradients, and the ninth micro-batch fills the eighth place in flight beside them.
 
 # %%
 def at_size(shape, dims, rank, micro_batches, zero_stage=1):
@@ -410,17 +420,19 @@ show(draw_stage_memory(in_3d, title=f"100B, TP 4 x PP 8 x DP 2: one GPU of each 
      "temporaries stand in their place. Diamonds for stages 0 and 1 lie a little below the top of the tensors.")
 
 # %% [markdown]
-# **Read it.** Every stage fits. Of $p$ stages, stage $i$ has $p - i$ micro-batches *in flight*: their activations wait for
+# **Read it.** All fit. Of $p$ stages, stage $i$ has $p - i$ micro-batches *in flight*: their activations wait for
 # backward. So **stage 0 decides whether the plan fits**. The last stage has the logits, but a TP rank a quarter of them:
-# even eight times the vocabulary changes nothing. On stages 6 and 7 the peak is the optimizer's step, with
-# temporaries in place of activations. The planner lies less than 4% above the program.
+# with eight times the vocabulary, stage 0 stays fullest. On stages 0 and 1 the planner lies less than 4% above the
+# program. On stages 6 and 7 it counts the optimizer's temporaries beside full gradients, which FSDP2 frees before that
+# step; no rank there is simulated.
 #
-# The bytes a parameter: bf16 weights 2, fp32 gradients 4, and half of fp32 weights (4) and Adam's moments (8).
+# The bytes a parameter: bf16 weights 2, fp32 gradients 4, and half of fp32 weights (4) and Adam's moments (8). In the
+# picture, parameters are both kinds of weights.
 #
 # ## 5. The bytes on every link
 #
-# The simulated rank of stage 1 has also counted its collectives, with what each rank puts in. In a
-# ring of n an all-gather sends it n - 1 times, a reduce-scatter (n - 1)/n times.
+# The rank of stage 1 has also counted its collectives, with what it puts in, all calls together. In a ring of n, an
+# all-gather passes each part on to all, so a rank sends n - 1 times its own; a reduce-scatter sends (n - 1)/n.
 
 # %%
 def sent_by_axis(run, dims):
@@ -440,8 +452,8 @@ for axis in ("tp", "pp", "shard"):
     assert abs(counted[axis] / expected[axis] - 1) < 0.001, f"{axis}: the planner counts other bytes"
 
 # %% [markdown]
-# **Read it.** Traffic over *tp* and *pp* grows with the micro-batches; *shard* sends once a step. From here on this rank
-# stands for all 64. (The two ends send up to 3% more over *tp* and *shard*, and half as much over *pp*.)
+# **Read it.** Traffic over *tp* and *pp* grows with the micro-batches; *shard* sends once a step. This rank now
+# stands for all 64. (Over *pp* the two ends send half.)
 #
 # What leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, put eight to a node,
 # and walk along every ring. The order `tp < shard < pp` counts along *tp* first.
@@ -485,9 +497,9 @@ badly = in_3d.step_seconds - in_3d.time.tensor_parallel + max(seconds.values())
 print(f"the planner's step takes {in_3d.step_seconds:.0f} s; with tp between nodes {badly:.0f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** **Keep *tp* inside the node**: a rank waits for it four times in every block and pass. The three good orders differ
-# by a tenth of a second. A node has room for four TP ranks and one more pair: both replicas, or two neighbouring
-# stages. The batch decides which.
+# **Read it.** **Keep *tp* inside the node**: a rank waits for it four times in every block and pass. The three good orders
+# differ by a tenth of a second. Beside four TP ranks a node has room for both replicas, or two neighbouring stages. The
+# batch decides which.
 #
 # **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
 # than tp < shard < pp? Use `leaving` and `counted`.
@@ -499,8 +511,8 @@ check("14.turning_point", turning_point)
 # %% [markdown]
 # ### The same plan as files
 #
-# Megatron-LM numbers ranks tp < shard < pp, with `--use-tp-pp-dp-mapping` tp < pp < shard. `export` writes the plan
-# for each tool:
+# Megatron-LM numbers ranks tp < shard < pp, with `--use-tp-pp-dp-mapping` tp < pp < shard. `export` writes for
+# each tool: `launch.sh` starts PyTorch's `train.py`, `megatron.sh` starts Megatron-LM.
 
 # %%
 job = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch)
@@ -521,9 +533,9 @@ for n in (8, 16, 32):
           f"of which logits {found.peak.bytes_by_category['logits and loss'] / GIB:.0f} GiB (predicted)")
 
 # %% [markdown]
-# **Read it.** The **logits** fill the card, not the states, and FSDP does not share those out: take
-# smaller micro-batches. So data parallelism will do, even over 10 GbE. HSDP (hybrid) shards states
-# inside each node; between nodes go gradients alone.
+# **Read it.** The **logits** fill the card, and FSDP does not share those out: take smaller micro-batches. So data
+# parallelism will do for memory. HSDP (hybrid) shards states inside each node; gradients alone go between. Four
+# micro-batches a step, over 10 GbE:
 
 # %% jupyter={"source_hidden": true}
 # By scheme: bf16 parameters gathered and rounds of gradients sent in a step of m micro-batches, and ranks of a ring.
@@ -537,13 +549,18 @@ for name, scheme in SCHEMES.items():
     print(f"{name:25} fp32 gradients {sent[0]:4.1f} bytes a parameter, {times[0]:3.0f} s a step; bf16 {sent[1]:4.1f}, {times[1]:3.0f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** FSDP gathers parameters twice a micro-batch; the others send once a step. With fp32
-# gradients ZeRO-1 sends least. In bf16 all three send 4 bytes, but for the ring's length, 7/8 or 63/64.
+# **Read it.** The row FSDP is ZeRO-3, FSDP2's default: it gathers parameters twice a micro-batch, and reduces in each. Kept
+# gathered, reduced once, it is ZeRO-1. HSDP needs `set_requires_all_reduce(False)` until the last micro-batch. With
+# fp32 gradients ZeRO-1 sends least; in bf16 these three differ by the ring's length alone, 7/8 or 63/64.
+#
+# The seconds assume 42% of 1.25 GB/s. Computing is shorter: four micro-batches of 8 x 2,048 tokens, recomputed, are
+# 8 x 1.24 billion x 65,536 operations, 4 s at half an A100's 312 TFLOP/s. **Over 10 GbE, take many micro-batches a step**:
+# these three send no more.
 #
 # ## Recap
 #
-# - As few slices as fit, then as few stages; *tp* inside a node.
-# - A composed step needs four right sums. Compare loss *and* norm with one process.
+# - Few slices, then few stages; let the planner compare. *tp* inside a node.
+# - A composed step needs four right sums: compare loss *and* norm.
 # - Under 1F1B, stage 0 decides whether equal stages fit.
 #
 # **Test yourself.** The batch of 4 x 8 x 2 falls from 1,536 to 16 sequences. What share of a step do stages now wait?
@@ -555,10 +572,9 @@ for name, scheme in SCHEMES.items():
 # </details>
 #
 # **Where next.** The [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy (`make my-labs`), then its
-# [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb)
-# searches all layouts.
+# [solution](../../solutions/advanced/14_three_dimensions.ipynb).
 #
-# **References.** Narayanan and others 2021, [arXiv:2104.04473](https://arxiv.org/abs/2104.04473).
+# **References.** [Narayanan and others 2021](https://arxiv.org/abs/2104.04473).
 
 # %% [markdown]
 # ## On Monday
@@ -567,13 +583,14 @@ for name, scheme in SCHEMES.items():
 # --rdzv-endpoint HOST:29500 train.py`. Yours are:
 #
 # - `build(stage)`: a stage's layers, in fp32, on the CPU. **All replicas must start alike**: seed by the layer, for
-#   `fully_shard` broadcasts nothing. The keys of its `ModuleDict` `blocks` are the layers' numbers *in the whole model*, as
-#   the checkpoint names them.
-# - `plan`: the `parallelize_module` plan of all its parameters, norms too; section 2 prints that of a block.
-# - `loader` (rows by *replica*, `mesh["shard"]`), `loss_fn` (a micro-batch's mean), `folder`, `device` ("cuda" or "cpu"),
-#   and the sizes `pp`, `shard`, `tp` and `micro_batches`, at least `pp`.
+#   `fully_shard` broadcasts nothing. The keys of its `ModuleDict` `blocks` are the layers' numbers *in the whole model*.
+# - `plan`: the `parallelize_module` plan of all its parameters, norms too; section 2 prints a block's.
+# - `loader` (rows by *replica*, `mesh["shard"]`, alike in every start), `loss_fn` (a micro-batch's mean), `device` ("cuda" or
+#   "cpu"), and the sizes `pp`, `shard`, `tp` and `micro_batches`, at least `pp`.
+# - `folder` and `save_every`, for checkpoints, and `resume`: one to go on from, or `None`.
 #
 # ```python
+# import itertools
 # import os
 # import socket
 # import torch
@@ -586,11 +603,13 @@ for name, scheme in SCHEMES.items():
 #
 # if device == "cuda":
 #     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before anything is built
-# # The last axis is numbered fastest: TP groups lie in a node.
+# # The last axis is numbered fastest: TP groups lie in a node, if ranks are numbered node by node.
 # mesh = init_device_mesh(device, (pp, shard, tp), mesh_dim_names=("pp", "shard", "tp"))
+# # A TP group may lie on two nodes if pp is numbered fastest, if tp exceeds a node's GPUs, or if ranks are dealt to nodes
+# # in turn (srun --distribution=cyclic).
 # hosts = [""] * tp
 # torch.distributed.all_gather_object(hosts, socket.gethostname(), group=mesh.get_group("tp"))
-# assert len(set(hosts)) == 1, f"A TP group lies on {sorted(set(hosts))}: name tp last, and start ranks node by node."
+# assert len(set(hosts)) == 1, f"A TP group lies on {sorted(set(hosts))}: it must lie on one."
 # stage = parallelize_module(build(mesh.get_local_rank("pp")), mesh["tp"], plan)  # slices first; moves them to the device
 # # Recomputation and torch.compile, block by block, would stand here.
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -611,8 +630,22 @@ for name, scheme in SCHEMES.items():
 #     torch.nn.utils.clip_grads_with_norm_(parameters, limit, square.sqrt())
 #     return square.sqrt()
 #
+# # Flattened, the optimizer's state goes by the names of parameters, which no two stages share.
+# options = StateDictOptions(flatten_optimizer_state_dict=True)
+#
+# def states(done):
+#     model_state, optimizer_state = get_state_dict(stage, optimizer, options=options)
+#     return {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(done)}
+#
+# done = 0
+# if resume:  # saved with these sizes, or with others
+#     state = states(0)
+#     dcp.load(state, checkpoint_id=resume)
+#     set_state_dict(stage, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options)
+#     done = int(state["step"])
+#
 # losses, norms = [], []
-# for step, (inputs, targets) in enumerate(loader, start=1):
+# for step, (inputs, targets) in enumerate(itertools.islice(loader, done, None), start=done + 1):  # past the rows used before
 #     each = []  # the last stage's losses, one a micro-batch
 #     given, wanted = [inputs] if pipe.is_first else [], targets if pipe.is_last else None
 #     schedule.step(*given, target=wanted, losses=each, return_outputs=False)  # else the last stage keeps all logits
@@ -622,21 +655,9 @@ for name, scheme in SCHEMES.items():
 #     if pipe.is_last:
 #         losses.append(torch.stack(each).mean().item())  # of this replica's rows
 #         print(f"loss {losses[-1]:.4f}, norm {norms[-1]:.4f}", flush=True)
-#
-# # Flattened, the optimizer's state goes by the names of parameters, which no two stages share.
-# options = StateDictOptions(flatten_optimizer_state_dict=True)
-# model_state, optimizer_state = get_state_dict(stage, optimizer, options=options)
-# state = {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(step)}  # which rows come next
-# dcp.save(state, checkpoint_id=folder)
-#
-# # To go on, with these sizes or with others: build stage and optimizer as above, then
-# model_state, optimizer_state = get_state_dict(stage, optimizer, options=options)
-# state = {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(0)}
-# dcp.load(state, checkpoint_id=folder)
-# set_state_dict(stage, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options)
+#     if step % save_every == 0:  # each into a folder of its own: a save cut off leaves the last one whole
+#         dcp.save(states(step), checkpoint_id=os.path.join(folder, f"step-{step}"))
 # ```
-#
-# The assertion fails where `tp` is not the mesh's last axis, or where `srun --distribution=cyclic` deals ranks to nodes in turn.
 #
 # Left to you: unequal numbers of tokens (divide by all, as `train` does), logits split
 # over tp (`loss_parallel()` around the step), a tied embedding (`add_up_ends`, `clip_tied`).
@@ -650,5 +671,5 @@ for name, scheme in SCHEMES.items():
 # plan = Plan(tp=4, pp=8, dp=2, zero_stage=1, sequence_parallel=True, framework="megatron")
 # print(estimate(shape, cluster, plan, batch))
 # job = export(shape, cluster, plan, batch)
-# job.write("run")
+# job.write("run")  # run/megatron.sh starts it, on every node
 # ```

@@ -77,26 +77,32 @@ def _batches(first: int, end: int, dtype: torch.dtype) -> list[tuple[torch.Tenso
 
 
 class _Found(NamedTuple):
-    """Of one rank: each step's norm, the losses of a last stage, and how many values it holds."""
+    """Of one rank: each step's norm, the losses of a last stage, and how many values it holds.
+
+    `resumed` are norms and losses of a second start, from the first one's checkpoint of two steps.
+    """
 
     norms: list[float]
     losses: list[float]
     held: int
+    resumed: tuple[list[float], list[float]]
 
 
 def _on_a_rank(text: str, dtype: torch.dtype, folder: str) -> _Found:
     at = BOX.coordinates(dist.get_rank())
     numbers = range(2 * at["pp"], 2 * at["pp"] + 2)
-    sizes = {"pp": 2, "shard": 2, "tp": 2, "device": "cpu", "micro_batches": 2, "folder": folder}
+    sizes = {"pp": 2, "shard": 2, "tp": 2, "device": "cpu", "micro_batches": 2, "save_every": 2}
     half = ROWS // 2 * at["shard"]
     given = {
         "build": lambda place: _Stage(range(2 * place, 2 * place + 2), dtype),
         "plan": _plan(numbers),
         "loss_fn": _loss,
     }
-    found = run_block(text, loader=_batches(half, half + ROWS // 2, dtype), **given, **sizes)
+    names = {"loader": _batches(half, half + ROWS // 2, dtype), **given, **sizes}
+    found = run_block(text, folder=folder, resume=None, **names)
     held = sum(p.to_local().numel() for p in found["stage"].parameters())
-    return _Found(found["norms"], found["losses"], held)
+    again = run_block(text, folder=f"{folder}/again", resume=f"{folder}/step-2", **names)
+    return _Found(found["norms"], found["losses"], held, (again["norms"], again["losses"]))
 
 
 def _alone() -> tuple[nn.Module, list[float], list[list[float]]]:
@@ -119,7 +125,10 @@ def _apart(found: Sequence[float], right: Sequence[float]) -> float:
 
 
 def block_1(text: str) -> None:
-    """Eight ranks train as one process, in float64 exactly; what they save loads into one process."""
+    """Eight ranks train as one process, in float64 exactly; what they save loads into one process.
+
+    Started again from the second step, they go on as if never interrupted.
+    """
     model, norms, losses = _alone()
     assert max(norms) > 1.5, f"norms of {norms}: nothing is clipped"
     whole = sum(p.numel() for p in model.parameters())
@@ -129,13 +138,16 @@ def block_1(text: str) -> None:
     assert exact.count("torch.float64") == 2, "the block names the types of products and of sums"
     for lines, dtype, near in ((exact, torch.float64, 1e-10), (text, torch.float32, 0.05)):
         with tempfile.TemporaryDirectory() as folder:
-            ranks = run_ranks(_on_a_rank, BOX.ranks, lines, dtype, folder, timeout_seconds=100)
+            ranks = run_ranks(_on_a_rank, BOX.ranks, lines, dtype, folder, timeout_seconds=200)
             loaded = {"model": _Stage(range(4), dtype).state_dict()}
             with warnings.catch_warnings():  # that it loads in a single process: it should
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                load(loaded, checkpoint_id=folder, no_dist=True)
+                load(loaded, checkpoint_id=f"{folder}/step-{STEPS}", no_dist=True)
         for rank, found in enumerate(ranks):
             assert _apart(found.norms, norms) < near, f"norms of {found.norms}; {norms} are due"
+            for more, first in zip(found.resumed, (found.norms, found.losses), strict=True):
+                assert len(more) == len(first[2:]), f"{len(more)} steps after two of {STEPS}"
+                assert not more or _apart(more, first[2:]) < near, f"{more}; {first[2:]} are due"
             assert found.held < 0.15 * whole, (
                 f"a rank holds {found.held} of {whole}: is it sharded?"
             )
