@@ -11,12 +11,12 @@
 #
 # {{badges}}
 #
-# **The question.** Can you defend an answer? Nine interview questions, each with half a minute of answer, the examiner's next
-# question, and numbers that settle it. The [lab](../../labs/advanced/99_capstone.ipynb) has fourteen timed cases.
+# **The question.** Can you defend an answer? Nine interview questions: half a minute of answer, the examiner's next question, numbers
+# that settle it. The [lab](../../labs/advanced/99_capstone.ipynb) has fourteen timed cases.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 60, and 280 for the lab | any laptop; no GPU is used | under a minute of computing |
+# | 60, and 280 for the lab | any laptop, no GPU | under a minute |
 
 # %% [markdown]
 # ## A bet
@@ -67,9 +67,8 @@ print(f"worst: {worst.name}, off by a factor of {worst.off:.0f}; you bet {my_bet
 # %% [markdown]
 # ## 2. The questions
 #
-# Speak your answer before you open the one given. What must be said is bold; each sentence ends with the lesson that shows it, and the
-# pointer over the link shows a word to search for there. The cell settles the next question. Words:
-# [glossary](../00_glossary.ipynb). GB is 10^9 bytes: an 80 GB card (80 GiB) has 85.
+# Speak before you open the answer. What must be said is bold; each sentence ends with the lesson that shows it. The cell settles the
+# next question. Words: [glossary](../00_glossary.ipynb). GB is 10^9 bytes: an 80 GB card (80 GiB, 85.9 GB) offers 85.
 #
 # ### Q1. The components of memory
 #
@@ -105,7 +104,8 @@ show(draw_peaks(panels, title="OPT-1.3B, one GPU, mixed precision: the peak and 
 
 # %% [markdown]
 # *Next: "Recomputation saved nothing at 4 sequences. Is it useless?"* No. The peak was the optimizer's step, where PyTorch's default Adam
-# borrows one more fp32 copy. `fused=True` borrows none: the peak moves to forward, and recomputation saves.
+# borrows one more fp32 copy. `fused=True` borrows none: the peak moves to forward, and recomputation saves. (This is FSDP2's bf16
+# policy. `torch.autocast` caches bf16 weights, 2.6 GB more: forward, 27.8, is then the peak.)
 #
 # ```python
 # optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -121,8 +121,7 @@ show(draw_peaks(panels, title="OPT-1.3B, one GPU, mixed precision: the peak and 
 #
 # **A scaler that skips steps while its scale is too large is healthy** [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). **A scale that falls without end is a fault** [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand").
 # I find the module that first overflows, and keep it in fp32 [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). If fp32 explodes too, the learning rate or the data is to blame
-# [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"). bf16 has the range of fp32, so there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"). I clip after `unscale_` [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"). One NaN in the
-# data looks like one more skipped step [03§6](../beginner/03_when_numbers_break.ipynb#6.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
+# [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"). bf16 has the range of fp32, so there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest").
 #
 # *Fails:* you turn AMP off, and never name the module.
 #
@@ -138,9 +137,23 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # *Next: "Five skipped steps in sixteen: healthy?"* Four are the scaler's search from too large a scale. The fifth had a NaN in its input.
 #
 # ```python
-# with torch.autograd.detect_anomaly():                        # names the forward line; slow, so only here
-#     model(batch).loss.backward()
-# scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+# def watch(name):                                             # "On Monday" of lesson 03 watches inputs and gradients, too
+#     def hook(module, inputs, output):                        # an inner module's hook runs before the outer one's
+#         if torch.is_tensor(output) and not output.isfinite().all():
+#             raise FloatingPointError(f"the first that is not finite: output of {name} ({type(module).__name__})")
+#     return hook
+#
+# hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+# with torch.autocast("cuda", dtype=torch.float16):
+#     loss = model(batch).loss
+# for hook in hooks:                                           # they wait for the GPU at every module
+#     hook.remove()
+# scaler.scale(loss).backward()
+# scaler.unscale_(optimizer)                                   # now clip
+# torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+# scaler.step(optimizer)
+# scaler.update()
+# optimizer.zero_grad()
 # ```
 #
 # ### Q3. Scaling is slow
@@ -152,7 +165,6 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # **Efficiency is one worker's step over the step of N, with the same script and batch a worker** [04§5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"). I time loading, computing and
 # sending on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). **All wait for the last one, so the rank that waits least is the slow one** [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides
 # behind backward if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"). Accumulation without `no_sync` sends after every micro-batch [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync").
-# The losses must stay one process's [04§2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-test,-and-four-faults "apart").
 #
 # *Fails:* you blame the network before you time anything.
 #
@@ -177,11 +189,16 @@ show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one 
 # loses 0.2 s.
 #
 # ```python
-# with torch.profiler.profile() as profile:                    # on every rank; compare the ranks
+# for _ in range(3):                                           # the first steps are slower
 #     train_step()
-# print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=10))
-# with model.no_sync():                                        # all micro-batches but the last
-#     loss.backward()
+# with torch.profiler.profile() as profile:                    # on every rank: the slow one has the shortest NCCL kernels
+#     train_step()
+#     torch.cuda.synchronize()
+# print(profile.key_averages().table(sort_by="self_device_time_total", row_limit=10))   # older: self_cuda_time_total
+#
+# for number, batch in enumerate(batches, start=1):            # the micro-batches of one step
+#     with contextlib.nullcontext() if number == len(batches) else model.no_sync():
+#         (model(batch).loss / len(batches)).backward()        # forward stands inside no_sync, or DDP sends nevertheless
 # ```
 #
 # ### Q4. ZeRO-3 or FSDP
@@ -190,11 +207,10 @@ show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one 
 #
 # <details><summary>Answer</summary>
 #
-# **Both split parameters, gradients and moments N ways; activations stay whole** [section 4](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N, for gathered
-# layers [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2 reduces in every backward, ZeRO-3 also
+# **Both split parameters, gradients and moments N ways; activations stay whole** [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2 reduces in every backward, ZeRO-3 also
 # gathers parameters twice for every micro-batch** [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes") [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed is for a configuration file, or for states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2").
 # FSDP2 is for PyTorch code, for tensor parallelism with sharded parameters, and for checkpoints that any number of ranks loads
-# [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two"). On one GPU, without offload, neither saves a byte [09](../intermediate/09_sharding.ipynb#One-GPU "on_one_rank").
+# [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two").
 #
 # *Fails:* you say that ZeRO-3 shards activations.
 #
@@ -214,14 +230,16 @@ rows = {name: {(f"micro-batch {micro}", what): number / GB for micro in (8, 1) f
 pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a step on 8 GPUs, a rank (predicted)")
 
 # %% [markdown]
-# *Next: "Why not stage 3 always?"* With one micro-batch DeepSpeed's stages send alike; with eight, stage 3 sends eight times as much.
-# FSDP2 sends more only where it reduces in fp32, which you choose:
+# *Next: "Why not stage 3 always?"* With eight micro-batches (right) it sends eight times what ZeRO-1 does. With one they send alike, for
+# DeepSpeed's stages 1 and 2 all-reduce whole buckets by default. DDP's row lacks its buckets (5.3 GB) and autocast's cache (2.6): with
+# both, 34.5 is 42.4, which a 40 GB card hardly holds. FSDP2 sends more only where it reduces in fp32, which you choose:
 #
 # ```python
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)   # None: as param_dtype
 # for block in model.layers:
 #     fully_shard(block, mp_policy=policy)
 # fully_shard(model, mp_policy=policy)
+# model.set_requires_gradient_sync(False)                      # for all micro-batches but the last: each rank then keeps whole gradients
 # ```
 #
 # ### Q5. Out of memory
@@ -232,7 +250,7 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a
 #
 # **I profile before I cure: which phase, which category, what is alive after each step** [10§1](../intermediate/10_oom_clinic.ipynb#1.-Read-the-error,-then-count-between-steps "after_steps"). What grows from step to step is kept by my
 # code [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation, or an earlier peak's cache [10§4](../intermediate/10_oom_clinic.ipynb#4.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). **If one moment is too large, I cure
-# that one**: logits, validation, the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks") [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad") [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures, by price [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "general") [Q5](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all").
+# that one**: logits, validation, the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks") [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad") [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures, by price [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "general").
 #
 # *Fails:* you begin with a smaller batch.
 #
@@ -250,11 +268,13 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
 print(f"with 16 bytes a parameter, states alone: {16 * 6.738e9 / GB:.0f} GB (predicted)")
 
 # %% [markdown]
-# *Next: "And with fp32 states?"* The states alone overflow the card: shard, offload or train adapters. ("Within the allocator's
-# reach": gaps between blocks may fill the card.)
+# *Next: "And with fp32 states?"* They alone overflow the card: shard, offload or train adapters. (All in bf16, small updates are
+# rounded away. "Within the allocator's reach": gaps included, less than 5% of the card is free.)
 #
-# ```
-# PYTORCH_ALLOC_CONF=expandable_segments:True python train.py  # against fragmentation
+# ```python
+# print(torch.cuda.memory_allocated() / 1e9)                   # after each step: what grows is kept by your code
+# print(torch.cuda.memory_stats()["inactive_split_bytes.all.current"] / 1e9)   # free pieces of segments in use
+# # against fragmentation: PYTORCH_ALLOC_CONF=expandable_segments:True python train.py
 # ```
 #
 # ### Q6. Eight nodes
@@ -264,8 +284,7 @@ print(f"with 16 bytes a parameter, states alone: {16 * 6.738e9 / GB:.0f} GB (pre
 # <details><summary>Answer</summary>
 #
 # **I look at hardware, network, collectives and code, and cure first what gains most** [11](11_links.ipynb#A-bet "lesson_job"). **One hot GPU makes 63 others wait, and there
-# it looks like a slow collective** [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). `Using network Socket` in NCCL's log means TCP [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). A ring sends less than twice the bytes
-# whatever the number of ranks [11§1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"). I measure each cure alone, and after every other [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "CURES").
+# it looks like a slow collective** [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). `Using network Socket` in NCCL's log means TCP [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). I measure each cure alone, and after every other [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "CURES").
 #
 # *Fails:* you cure one cause, and measure nothing after it.
 #
@@ -286,13 +305,15 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).sty
     "times a healthy node's speed, with two layers cured; on the diagonal, one (simulated)")
 
 # %% [markdown]
-# *Next: "Why not replace the hot GPU first?"* Alone it gains next to nothing: the wire hides it. Cure network or collectives first (one
-# wait); then hardware and code show their worth.
+# *Next: "Why not replace the hot GPU first?"* Alone that gives 2.6: sending three times over TCP sets the pace. (The table's unit is a
+# healthy node, the 3.0's one that loads as slowly.) Cure network or collectives, and the hot GPU's long backward hides the rest: 5.2. Then
+# a new GPU counts: 6.7, or 5.8 where one sending over TCP outlasts a healthy backward.
 #
 # ```
 # NCCL_DEBUG=INFO torchrun ... 2>&1 | grep "Using network"
-# all_reduce_perf -b 8M -e 1G -f 2 -g 8                        # nccl-tests: its busbw against the link's rate
-# nvidia-smi --query-gpu=clocks.sm,temperature.gpu --format=csv
+# mpirun -np 64 -N 8 all_reduce_perf -b 8M -e 1G -f 2 -g 1     # nccl-tests built with MPI=1, on all eight nodes: busbw against the link's rate
+# all_reduce_perf -b 8M -e 1G -f 2 -g 8                        # inside one node: NVLink alone
+# nvidia-smi --query-gpu=clocks.sm,temperature.gpu,clocks_event_reasons.active --format=csv   # older: clocks_throttle_reasons.active
 # ```
 #
 # ### Q7. Half of the cards
@@ -302,8 +323,7 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).sty
 # <details><summary>Answer</summary>
 #
 # **18 bytes times 175B over 32 cards is more than a card has** [15](15_design_studio.ipynb#Test-yourself "half = replace"). The optimizer goes to the host, if that has room [15](15_design_studio.ipynb#Test-yourself "roomy").
-# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). Many micro-batches
-# keep the bubble small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). **The worry is a slow network** [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). **The worry is a slow network** [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 #
 # *Fails:* you choose ZeRO-3, and never ask about the network.
 #
@@ -325,8 +345,10 @@ for name, plan in ((f"Megatron-LM, {plan_name(best)}", best.plan), ("ZeRO-3, FSD
 pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("175B on 32 A100: seconds a step, by a node's network (predicted)")
 
 # %% [markdown]
-# *Next: "Why not shard inside a node and copy across (HSDP)?"* Eight cards cannot hold one copy. On slow networks ZeRO-3's step follows the
-# rate: half the rate, twice the step.
+# *Next: "Why not shard inside a node and copy across (HSDP)?"* Eight cards cannot hold 394 GB each, nor a node's host one copy's
+# optimizer, four times 719 GB. In the slow columns collectives get 42% of
+# the rate: [60% over TCP](https://github.com/NVIDIA/nccl/issues/209), times the planner's 0.705 beside training. At 8 x 200 the
+# planner's DeepSpeed has one port and no overlap; on slower networks its bf16 is less to send.
 #
 # ### Q8. 175B on 64 GPUs
 #
@@ -335,8 +357,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("175B 
 # <details><summary>Answer</summary>
 #
 # **TP x PP x DP is the number of GPUs** [15§1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). **TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and
-# recomputes nothing** [15§3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "compare_plans"). A second replica needs ZeRO-1, and has a margin only if it recomputes [Q8](99_capstone.ipynb#Q8.-175B-on-64-GPUs "eights"). A search
-# finds TP 4 x PP 16, a little faster and fuller [15§4](15_design_studio.ipynb#4.-Search,-and-ask-why "search"). **At the published MFU
+# recomputes nothing** [15§3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "compare_plans"). A second replica needs ZeRO-1, and has a margin only if it recomputes [Q8](99_capstone.ipynb#Q8.-175B-on-64-GPUs "eights"). **At the published MFU
 # 300B tokens take a year, failures included** [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "bill") [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "goodput").
 #
 # *Fails:* you put TP across nodes.
@@ -369,8 +390,8 @@ for name, mfu in (("at the published MFU", proven), ("at the planner's best", la
     print(f"{name}: {bill.days * laid.mfu / mfu:.0f} days, ${bill.usd * laid.mfu / mfu / 1e6:.2f}M, failures included (predicted)")
 
 # %% [markdown]
-# *Next: "Your planner says 64%. Why a year?"* It meets the published run, on which its constants were set. Flash attention and TP 4 x PP 16 it
-# did not have, and we found no A100 run above 100B at 64%. Promise a year.
+# *Next: "Your planner says 64%. Why a year?"* It meets the published run, on which its constants were set; that had neither flash
+# attention nor TP 4 x PP 16. Promise a year. The bill assumes saves of 10 s; *Break it*'s worst, 3.6%, adds 12 days.
 #
 # ### Q9. A100 or A10
 #
@@ -379,8 +400,8 @@ for name, mfu in (("at the published MFU", proven), ("at the planner's best", la
 # <details><summary>Answer</summary>
 #
 # **The premise fails: 13B has 16 bytes of states a parameter, and plain data parallelism keeps all on every card** [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes"). Recomputation takes
-# no states away [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 the A10s reach their 38% at 100 Gb/s a node, and a fifth of it at 10 [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "found.mfu"). **I
-# compare dollars for the same work, not for an hour**: the A100s are cheaper and sooner [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "found.mfu").
+# no states away [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 the planner gives the A10s 39% at 100 Gb/s a node, and a fifth of it at 10 [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "found.mfu"). **I
+# compare dollars for the same work, not for an hour**: at the claimed MFU 64 A100s are cheaper and sooner than 128 A10s [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 #
 # *Fails:* you compare hourly prices.
 #
@@ -406,14 +427,15 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
       f"and cost ${hourly.usd_per_gpu_hour} ({hourly.provider}, {hourly.as_of})")
 
 # %% [markdown]
-# *Next: "When would you take the A10s?"* Below the last line's price, with 100 Gb/s in writing.
+# *Next: "When would you take the A10s?"* Below the last line's price, with 100 Gb/s in writing and 38% measured: the planner, 17 points
+# above the A100s' 45%, proves no claim.
 
 # %% [markdown]
 # ## 3. The scenarios
 #
-# <details><summary>Where each ends, the file it writes, the lab's case</summary>
+# <details><summary>The table</summary>
 #
-# | scenario | end (evidence) | file | case |
+# | scenario | end | file | case |
 # |---|---|---|---|
 # | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script") | `resnet50_amp.py` | `sixteen_gb` |
 # | ResNet to four GPUs | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
@@ -429,15 +451,11 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 # | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 #
 # </details>
-#
-# </details>
-#
-# </details>
 
 # %% [markdown]
 # ## 4. Six sayings that no other lesson weighs
 #
-# The [folklore](../00_folklore.ipynb) has 26, each with its cell. *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8
+# The [folklore](../00_folklore.ipynb) has 26, each with its cell. (Lesson 09 measures the last.) *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8
 # x PP 8 needs ZeRO-1"*:
 
 # %%
@@ -464,8 +482,8 @@ for name, seconds in noted.items():
 noted.style.format(precision=1).set_caption("seconds of one iteration, the second of each run (published)")
 
 # %% [markdown]
-# **Verdict.** Up to 2 or 4; at 8 the bubble has grown. Each figure is a single iteration, which they call inexact: read nothing into
-# differences below some 5%.
+# **Verdict.** True up to 2 or 4, and false at 8 for 200B, where the bubble is 12%. Single iterations, which they call inexact, say
+# nothing below some 5%.
 #
 # ### Flash attention's rate
 #
@@ -479,7 +497,7 @@ for generation, native in ((1, "A100-80GB"), (2, "A100-80GB"), (3, "H100")):
     print(f"FlashAttention-{generation}, causal, forward and backward at 4,096: {share:.0%} of an H100's peak, {own:.0%} of an {native}'s (predicted)")
 
 # %% [markdown]
-# **Verdict.** False: 30 to 57% of the peak of the card that a kernel was written for, and less of a newer card's.
+# **Verdict.** False: 30 to 57% of the peak of the card a kernel was written for, less of a newer one's.
 #
 # ### Quantization-aware training, or not
 #
@@ -509,8 +527,8 @@ for name, scheme in schemes.items():
     print(f"{name:<34} activations {held[Category.ACTIVATIONS] / GB:.1f} GB, parameters {held[Category.PARAMETERS] / GB:.1f} GB a rank (predicted)")
 
 # %% [markdown]
-# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes it; four real ranks show it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). (DeepSpeed's
-# `partition_activations` splits checkpoints over ranks of *model* parallelism.)
+# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes it; four real ranks prove it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). (DeepSpeed's
+# `partition_activations` needs *model* parallelism.)
 
 # %% [markdown]
 # ## Break it, diagnose it
@@ -534,8 +552,7 @@ for save_seconds in (30, 60, 120):
 
 # %% [markdown]
 # **Diagnose it.** *Faults:* 600 GB are a fifth of 16 bytes a parameter; activations are each rank's own; with micro-batch 8 they overflow.
-# *Without a price:* ZeRO-3 fits if it recomputes, and keeps up with a pipeline that recomputes too; TP 8 x PP 8 gains because it need
-# not. Hourly saves lose at most two and a half points more than the best interval.
+# *Without a price:* ZeRO-3 fits if it recomputes, and at 8 x 200 Gb/s takes 16% less time than a pipeline that recomputes. TP 8 x PP 8 need not recompute, and is the fastest. Hourly saves lose at most 2.5 points more than the best interval.
 #
 # ## Recap
 #
@@ -545,15 +562,18 @@ for save_seconds in (30, 60, 120):
 # %% [markdown]
 # ## On Monday
 #
-# The states a card must hold, and the share of its peak that a run reaches. Count `model` before it is sharded; `peak_flops` is dense.
+# The states a card must hold, and the share of its peak that a run reaches:
 #
 # ```python
-# parameters = sum(p.numel() for p in model.parameters())
-# states_gb = 16 * parameters / cards / 1e9              # Adam; 18 where bf16 weights have gradients in fp32, 8 all in bf16
-# mfu = 6 * parameters * tokens_per_second_per_card / peak_flops   # of experts, count the active ones; attention comes on top
+# trained = sum(p.numel() for p in model.parameters() if p.requires_grad)   # before the model is sharded
+# frozen = [p for p in model.parameters() if not p.requires_grad]       # LoRA's base: neither gradients nor moments
+# held = 16 * trained + sum(p.numel() * p.element_size() for p in frozen)   # Adam; 18 where bf16 weights have fp32 gradients, 8 all in bf16
+# states_gb = held / cards_that_share / 1e9              # DDP: 1; ZeRO-3, FSDP: all cards; TP x PP: tp * pp. ZeRO-1, 2: only a part is shared
+# flops = 6 * trained + 4 * sum(p.numel() for p in frozen)   # a token; experts: the active ones; 4-bit: numel() counts bytes, so twice
+# mfu = flops * tokens_per_second_per_card / peak_flops  # attention comes on top; the peak is the dense one
 # ```
 #
-# With `Trainer`, count between two steps of one session, so that a resume stays out of it:
+# With `Trainer`, between two steps of one session:
 #
 # ```python
 # class Clock(TrainerCallback):
@@ -565,6 +585,6 @@ for save_seconds in (30, 60, 120):
 # args.include_num_input_tokens_seen = "all"             # TrainingArguments
 # trainer.add_callback(Clock())
 # trainer.train()
-# (began, tokens_before), (ended, tokens_after) = Clock.marks[1], Clock.marks[-1]
+# (began, tokens_before), (ended, tokens_after) = Clock.marks[1], Clock.marks[-1]   # one session's: a resume stays out
 # tokens_per_second_per_card = (tokens_after - tokens_before) / (ended - began) / args.world_size
 # ```

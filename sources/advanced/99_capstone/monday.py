@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +18,19 @@ LENGTH = 16
 
 def block_1(text: str) -> None:
     """The states are those that the meter counts, and the utilization what the arithmetic says."""
-    model = nn.Linear(1024, 1024, bias=False)
-    optimizer = torch.optim.Adam(model.parameters())
-    found = run_block(text, model=model, cards=1, tokens_per_second_per_card=1e6, peak_flops=312e12)
-    measured = measure(lambda: _step(model, optimizer), model=model, optimizer=optimizer)
-    held = measured.breakdown.state_bytes
-    assert abs(found["states_gb"] * 1e9 / held - 1) < 1e-3, "the meter counts other states"
-    assert abs(found["mfu"] - 6 * 1024**2 * 1e6 / 312e12) < 1e-9, "6 FLOP a parameter and token"
+    for frozen in (0, 1):  # all is trained; an adapter is trained on a frozen base
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(2)))
+        model[0].requires_grad_(not frozen)
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+        names = {"model": model, "tokens_per_second_per_card": 1e6, "peak_flops": 312e12}
+        found = run_block(text, cards_that_share=1, **names)
+        measured = measure(partial(_step, model, optimizer), model=model, optimizer=optimizer)
+        held = measured.breakdown.state_bytes
+        assert abs(found["states_gb"] * 1e9 / held - 1) < 1e-3, "the meter counts other states"
+        flops = (6 * (2 - frozen) + 4 * frozen) * 1024**2
+        assert abs(found["mfu"] - flops * 1e6 / 312e12) < 1e-9, "6 FLOP a trained parameter, or 4"
+        shared = run_block(text, cards_that_share=8, **names)["states_gb"]
+        assert abs(shared * 8 - found["states_gb"]) < 1e-12, "eight cards that share hold one part"
 
 
 def block_2(text: str) -> None:
