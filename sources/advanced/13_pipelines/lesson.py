@@ -100,10 +100,10 @@ print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.
 # %% [markdown]
 # **Read it.** GPipe and 1F1B end at the same moment: 1F1B saves **memory, not bubble**. In both, the last rank waits for
 # $p - 1$ forwards before its first action and $p - 1$ backwards after its last. It works for $m$ of each, so idle
-# time over work is $(p-1)/m$. (Profilers divide by the whole step: $(p-1)/(m+p-1)$.) What 1F1B lowers is the number of
-# micro-batches **in flight**, whose activations wait for their backward.
+# time over work is $(p-1)/m$. What 1F1B lowers is the number of micro-batches **in flight**, whose activations wait for
+# their backward.
 #
-# The next figure shows the **placement**: which rank holds which stage.
+# The **placement** says which rank holds which stage.
 
 # %%
 placements = {"one stage on a rank: GPipe, 1F1B, ZB-H1": [0, 1, 2, 3], "ring: interleaved": [0, 1, 2, 3, 0, 1, 2, 3],
@@ -117,15 +117,15 @@ show(draw_placements(placements, MICRO_BATCHES),
 #
 # **Interleaving** changes placement *and* order. Rank $r$ holds $v$ **chunks**, the stages $r$, $r + p$, and so on, each
 # with $1/v$ of its layers. Its waits are passes of one chunk, so the bubble divides by $v$. Rank $i$ runs
-# $(v-1)p + 2(p-1-i)$ forwards ahead, and one more before its first backward. **ZB-H1** keeps the placement of 1F1B and
-# runs each `W` where a rank would wait.
+# $(v-1)p + 2(p-1-i)$ forwards ahead, and one more before its first backward (rank 0 in the figure: $4 + 6 + 1$). **ZB-H1**
+# keeps the placement of 1F1B. Rank $i$ puts off each `W` by $i$ micro-batches; the last ones fill the waits at the end.
 #
 # | schedule | idle / work | in flight on rank $i$ | messages in a step |
 # |---|---|---|---|
 # | GPipe | $(p-1)/m$ | $m$ | $2(p-1)m$ |
 # | 1F1B | $(p-1)/m$ | $\min(m, p-i)$ | $2(p-1)m$ |
 # | interleaved, $v > 1$ chunks | $(p-1)/(vm)$ | $((v-1)p + 2(p-1-i) + 1)/v$, at most $m$ | $2(vp-1)m$ |
-# | ZB-H1, with F, I and W equally long | $(p-1)/(3m)$ | $\min(m, p)$, until `W` | $2(p-1)m$ |
+# | ZB-H1, with F, I and W equally long | $(p-1)/(3m)$ | $\min(m, p)$, if all stay until `W` | $2(p-1)m$ |
 #
 # **Question.** Eight stages, 1F1B. How many micro-batches keep idle over work at 10%?
 
@@ -138,7 +138,7 @@ check("13.micro_batches", micro_batches_for_10_percent)
 #
 # The model has eight equal residual blocks, and `layers_of(stage, stages)` gives a stage its share. The interpreter knows
 # no schedule: it runs its rank's list. `mail.put` sends a tensor to a neighbouring stage and goes on at once (`isend`).
-# `mail.take` waits for the message that it names by a *tag*. Stages on one rank send nothing.
+# `mail.take` waits for the message that it names by a *tag*. Nothing is sent between stages on one rank, or before stage 0.
 
 # %%
 def run_by_hand(actions, stages, mail, inputs, targets, log):
@@ -169,6 +169,9 @@ def run_by_hand(actions, stages, mail, inputs, targets, log):
 
 
 # %% [markdown]
+# This `W` costs too much: it walks the stage's graph from the output again. PyTorch's goes on from gradients that `I` kept
+# between the layers.
+#
 # Each program trains five steps in fp64 on four ranks, beside one process that accumulates the same micro-batches.
 # `saved_for_backward` counts the bytes that autograd keeps. The fifth program has a **planted fault**: one `W` of ZB-H1 is
 # missing.
@@ -204,7 +207,6 @@ for name, results in by_hand.items():
 
 # %% [markdown]
 # **Read it.** All four orders compute the same, up to the rounding of fp64; the missing `W` shows what an error looks like.
-# Only interleaving sends more messages, by its placement.
 #
 # ## 3. What a stage holds
 #
@@ -237,8 +239,8 @@ check("13.held", held_by_stage_2)
 # %% [markdown]
 # ### At real size
 #
-# Seven billion parameters in Llama-2's shape, in bf16 with AdamW: PyTorch's own schedules (section 5) run one stage on a
-# simulated A100. The bars show all that a rank holds at its peak.
+# Seven billion parameters in Llama-2's shape, with AdamW; all in bf16, Adam's states too, and no master copy in fp32.
+# PyTorch's own schedules (section 5) run one stage on a simulated A100. The bars show all that a rank holds at its peak.
 
 # %% jupyter={"source_hidden": true}
 from utils import Transformer, TransformerConfig, simulate
@@ -278,12 +280,14 @@ inputs_only = llama.layers * 2 * 2048 * llama.hidden  # each layer keeps its inp
 print(f"32 layers for one micro-batch: {format_bytes(tops[1])}; with every layer recomputed: {format_bytes(inputs_only)} (predicted)")
 
 # %% [markdown]
-# **Read it.** 1F1B halves the top of GPipe's activations. The rank's peak falls by less, since weights, gradients and
-# optimizer states stay. The last stage holds one micro-batch, and the logits.
+# **Read it.** 1F1B halves the top of GPipe's activations, but the rank's peak falls by less. At that top, 19.83 GiB, no gradient
+# exists. The rank peaks once the first backward has made the gradients and freed one micro-batch of eight: 17.4 GiB are left.
+# The last stage holds one micro-batch, and the logits.
 #
 # **More stages do not lower the first rank's activations.** Two stages hold 2 micro-batches of 16 layers, four hold 4 of 8:
 # either way one micro-batch of all 32 layers. If activations do not fit, *recompute* them
-# ([lesson 05](../intermediate/05_checkpointing.ipynb)), as GPipe was published: a layer then keeps its input alone.
+# ([lesson 05](../intermediate/05_checkpointing.ipynb)). GPipe was published so, for whole stages. Here each layer keeps its
+# input, 512 MiB in all; the layer being recomputed adds a 32nd of 9.91 GiB.
 #
 # ## 4. The timeline, measured
 #
@@ -324,14 +328,15 @@ show(draw_orders({"ZB-H1, drawn with delays": Panel(programs["ZB-H1"], drawn(pro
      alt="ZB-H1 as drawn with launches and messages, and as four sleeping processes ran it.")
 
 # %% [markdown]
-# **Read it.** All steps take longer than theory says. The last column is the share of that excess which the two delays
-# explain. The rest is unexplained.
+# **Read it.** All steps take longer than theory says. The last column is the part that the delays explain; on GPipe's row it
+# is no test. Sleeps longer than asked are another part: by the figure's title, the busiest rank works
+# step / (1 + idle share), more than 24 passes of 40 ms.
 #
 # ### The price of a message
 #
 # How many chunks should you use? Take 175 billion parameters on 64 A100s: tensor parallel over the 8 GPUs of a node, 8
-# stages. A message makes the next stage wait, unless it travels while that stage computes another chunk, as in
-# Megatron-LM's steady phase. The answer hangs on the cost of a message, so the figure also halves and doubles it.
+# stages, micro-batches of one sequence. A message makes the next stage wait, unless it travels while that stage computes
+# another chunk, as in Megatron-LM. The answer hangs on a message's cost, so the figure also halves and doubles it.
 
 # %% jupyter={"source_hidden": true}
 model, waits = model_shape("megatron-175b"), replace(framework("megatron"), name="sends wait", hides_sends=False)
@@ -368,8 +373,8 @@ print(f"with TP 4 and 16 stages, {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 h
 
 # %% [markdown]
 # **Read it.** Interleaving pays for a small batch, whose bubble is large. Where messages wait, the best $v$ falls as their
-# cost rises. With one chunk there is nothing to hide behind, so messages wait at $v = 1$ on every line. Before you raise $v$,
-# see in a profile whether sends are hidden.
+# cost rises. With one chunk there is nothing to hide behind, so messages wait at $v = 1$ on every line: "all messages hidden"
+# begins at $v = 2$, and its gain contains those waits. Before you raise $v$, see in a profile whether sends are hidden.
 #
 # The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) used $v = 3$. The planner's
 # constants were set on that table, so its agreement is no test.
@@ -445,9 +450,8 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# **Diagnose it.** Ask of each rank's last action what it waits for. `0B0` waits for rank 1's backward. Rank 1 wants a
-# second forward first, and rank 0 sends that only after `0B0`: a circle. `check_program` walks the lists before any rank
-# starts.
+# **Diagnose it.** `0B0` waits for rank 1's backward. Rank 1 wants a second forward first, and rank 0 sends that only after
+# `0B0`: a circle. `check_program` walks the lists before any rank starts.
 #
 # The second classic: the lists are right, but each send waits until the neighbour has fetched it.
 
@@ -489,28 +493,28 @@ print("last actions:", ended)
 assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come to the end of its list"
 
 # %% [markdown]
-# **Read it.** The same lists run to their ends. PyTorch's 1F1B posts pairs, and so does Megatron-LM with `batch_p2p_comm`.
-# Where it overlaps sends, Megatron-LM lets even ranks send first and odd ranks receive first, which breaks the circle too.
+# **Read it.** PyTorch's 1F1B posts pairs, and so does Megatron-LM with `batch_p2p_comm`.
 #
 # **NCCL ignores tags** ([PyTorch 125079](https://github.com/pytorch/pytorch/issues/125079)): it matches the messages of two
 # ranks by their order. Equally shaped messages in a wrong order give wrong numbers, and no hang.
 #
-# **On GPUs** a watchdog ends a job that hangs. With `TORCH_NCCL_TRACE_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` each
-# rank then writes down its last sends and receives
+# **On GPUs** a watchdog ends a job that hangs. With `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` each rank
+# then writes its last sends and receives to a file (its prefix: `TORCH_FR_DUMP_TEMP_FILE`), for `torchfrtrace`
 # ([Flight Recorder](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)). `py-spy dump --pid` shows
 # where a process stands.
 
 # %% [markdown]
 # ## Recap
 #
-# - Order decides idle time, memory, and whether the step ends; never the result.
+# - Order decides idle time, memory, and whether the step ends; not the gradients, if there is no dropout and each message
+#   meets its receive.
 # - Placement decides the messages, and which bubble an order can reach.
 # - 1F1B saves memory, not bubble.
 # - A deadlock stands in the lists: walk them first.
 #
 # **Choose in this order.** Take the smallest micro-batch that keeps your kernels fast. Then $m$ is the global batch over
 # (data-parallel ranks times micro-batch), so more data parallelism means a larger bubble. If $(p-1)/m$ is too much, interleave
-# with $m$ a multiple of $p$. If activations do not fit, recompute.
+# with $m$ a multiple of $p$; rank 0 then holds more (above 5.5, not 4). If activations do not fit, recompute.
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb).
@@ -523,7 +527,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 #
 # Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. You have its `layers` in order, a
 # `loss_fn` that is a mean, and a `loader` that gives every rank the same batches, with `drop_last=True`. `device` is this
-# rank's, `dist.init_process_group()` has run, and all ranks see `folder`. Start with `torchrun --nproc-per-node 4`.
+# rank's, `dist.init_process_group()` has run, and all ranks see `folder`. PyTorch is 2.11 or newer (for `return_outputs`).
+# Start with `torchrun --nproc-per-node 4`.
 #
 # ```python
 # from collections import OrderedDict
@@ -568,8 +573,10 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # For interleaving, build the stages as `train_pytorch` does. The last stage also has the logits: give it fewer layers. If
 # embedding and head share a weight, sum its gradients over both ranks each step.
 #
-# **Look at** the last rank's losses: those of one process. Then at `torch.cuda.max_memory_allocated()` of rank 0: put
-# `ScheduleGPipe` in, and it rises. With DeepSpeed, after `deepspeed.init_distributed()`:
+# **Look at** the last rank's losses: those of one process that clips to 1.0, if all micro-batches count equally many targets.
+# If padding differs, pass `scale_grads=False`, let `loss_fn` divide its sum by the whole batch's count, and add up `found`. Then
+# look at `torch.cuda.max_memory_allocated()` of rank 0: put `ScheduleGPipe` in, and it rises. With DeepSpeed, after
+# `deepspeed.init_distributed()`:
 #
 # ```python
 # import deepspeed
@@ -578,11 +585,12 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # net = PipelineModule(layers=layers, num_stages=stages, loss_fn=loss_fn, partition_method="uniform")
 # engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config={
 #     "train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": micro_batches,
-#     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+#     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},  # as PyTorch's; its own default is 0
 #     "gradient_clipping": 0.0,
 # })
 # losses = [engine.train_batch(data).item() for _ in range(steps)]  # data: an iterator over micro-batches
 # ```
 #
-# **Look at** the losses again. Leave `gradient_clipping` out, and they part: DeepSpeed then clips to a norm of 1.0
-# ([8068](https://github.com/deepspeedai/DeepSpeed/pull/8068)).
+# **Look at** the losses again: those of one process that does *not* clip. Always write `gradient_clipping`: without it, releases
+# with [8068](https://github.com/deepspeedai/DeepSpeed/pull/8068) clip to 1.0, older ones not at all. In fp32, as here,
+# DeepSpeed 0.19.8 clips by the first stage's norm alone, so 1.0 would not match the script above.

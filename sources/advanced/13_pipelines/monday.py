@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import tempfile
 from pathlib import Path
@@ -57,16 +58,25 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """DeepSpeed's engine: losses of one process; clipped by the first stage's norm without the line."""
+    """DeepSpeed's engine: losses of one process; clipped by the first stage's norm at 1.0, the default."""
     if run_ranks(deepspeed_problem, 1)[0]:
         return  # it is not for this system
-    text = text.replace('"AdamW", "params": {"lr": 1e-3}', '"SGD", "params": {"lr": 0.1}')
-    as_it_comes = text.replace('"gradient_clipping": 0.0,', "")
-    assert as_it_comes != text, "the page names the line that it takes out"
+    adam = '"AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}'
+    assert adam in text, "the page's two scripts decay weights alike"
+    decays = [
+        inspect.signature(kind).parameters["weight_decay"].default
+        for kind in (torch.optim.AdamW, load_deepspeed().ops.adam.FusedAdam)
+    ]
+    assert decays == [0.01, 0], f"the page says why the key stands; the defaults are {decays}"
+    text = text.replace(adam, '"SGD", "params": {"lr": 0.1}')
+    line = '"gradient_clipping": 0.0,'
+    assert line in text, "the page names the line that it takes out"
+    as_it_comes, at_one = text.replace(line, ""), text.replace("0.0,", "1.0,")
     by_first_stage = one_process(STEPS, LAYERS // RANKS, FP32).losses
     for lines, wanted in (
         (text, one_process(STEPS, dtype=FP32).losses),
         (as_it_comes, by_first_stage),
+        (at_one, by_first_stage),
     ):
         found = run_ranks(_by_deepspeed, RANKS, lines)[-1]
         gaps = [abs(a / b - 1) for a, b in zip(found, wanted, strict=True)]
