@@ -109,7 +109,7 @@ def _sharded(text: str, folder: str, nodes: int) -> _Run:
         norms.append(clip(*given).full_tensor().item())
 
     model.register_forward_hook(note_loss)
-    clip = torch.nn.utils.clip_grad_norm_
+    clip: Any = torch.nn.utils.clip_grad_norm_  # gives a DTensor here
     with contextlib.chdir(folder), mock.patch.object(torch.nn.utils, "clip_grad_norm_", note_norm):
         names = run_block(
             text, model=model, batches=batches, nodes=nodes, gpus=GPUS, g=MICRO_BATCHES
