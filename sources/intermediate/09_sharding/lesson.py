@@ -15,7 +15,7 @@
 # sharding frees the most memory for what it sends?
 #
 # **Promise.** You write ZeRO-3 in thirty lines, and train one model in five ways on four real ranks: what each
-# holds is measured to the byte, what it sends is counted. You end with a choice and a job.
+# holds is measured, what it sends is counted. You end with a job.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -26,7 +26,7 @@
 #
 # Data parallelism keeps all 16 bytes of states per parameter on every rank. ZeRO-1 shards 12 of them, and by its
 # paper sends no byte more than DDP. How many bytes does DeepSpeed's ZeRO-1 send by default, in percent of
-# a DDP whose gradients have the same dtype? Write your guess.
+# a DDP whose gradients have the same dtype?
 
 # %%
 my_bet_percent = 100
@@ -93,8 +93,8 @@ for ranks in (1, 2, 4, 64):
     print(f"{ranks:>5}" + "".join(f"{textbook(stage, ranks):8.2f}" for stage in range(4)))
 
 # %% [markdown]
-# **Read it.** The first row says the same number four times: **on a single GPU no stage saves anything**. Where
-# "ZeRO-2 on one GPU" saves memory, *offload* does it (lesson 07).
+# **Read it.** **On a single GPU no stage saves anything.** Where "ZeRO-2 on one GPU" does, it is by *offload*
+# (lesson 07).
 #
 # **Question.** How many bytes per parameter does ZeRO-2 hold on 8 ranks?
 
@@ -106,11 +106,10 @@ check("09.stage_2_on_8", stage_2_on_8_ranks)
 # ## 2. ZeRO-3 by hand
 #
 # Each rank keeps its part of a block's parameters. A hook gathers the whole before the block's forward and frees it
-# after, and gathers again before backward. When all gradients are there, a reduce-scatter gives each rank the mean of
-# its part.
+# after, and gathers again before backward. Then a reduce-scatter gives each rank the mean of its part of the gradients.
 #
-# Two lines carry it. `p.data = view` makes each weight a window on one flat storage. `resize_(0)` empties that storage
-# and keeps the windows, which backward's gather fills again.
+# `p.data = view` makes each weight a window on one flat storage. `resize_(0)` empties that storage and keeps the
+# windows, which backward's gather fills again.
 
 # %%
 class Zero3:
@@ -179,13 +178,14 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 
 # %% [markdown]
 # **Read it.** Each rank keeps a quarter of the states and has the losses of one process. A step makes twelve gathers
-# (six blocks, twice) and six reductions. That is ZeRO-3, and FSDP.
+# (six blocks, twice) and six reductions: the arithmetic of ZeRO-3 and [FSDP](https://arxiv.org/abs/2304.11277), which add
+# prefetch, padding and mixed precision.
 #
 # ## 3. The same model, five ways
 #
-# DDP keeps fp32 parameters and gradients (4 + 4 + 8 bytes, the same 16) and computes under autocast. FSDP2 keeps
-# fp32 shards, which are parameter and master in one, and gathers each block in bf16. `shard_blocks` calls
-# `fully_shard` on each block and on the whole model, and reduces gradients in fp32.
+# DeepSpeed holds the paper's 2 + 2 + 12 bytes. DDP and FSDP2 here hold 4 + 4 + 8, with no master apart from the fp32
+# parameters, and send gradients in fp32. DDP computes under autocast; FSDP2 gathers each block in bf16. `shard_blocks`
+# calls `fully_shard` on each block and on the whole model.
 
 # %%
 def ddp(name, size, **settings):
@@ -198,9 +198,9 @@ def fsdp(name, size, **settings):
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 # %% [markdown]
-# DeepSpeed keeps bf16 parameters and fp32 masters, and reads a JSON file. A *bucket* is the buffer in which it sends
-# many gradients at once; `zero_config` makes buckets a quarter of this small model. By default stage 3 neither shards
-# nor frees small weights, so threshold and reuse distance become 0 here. `look` meters each rank.
+# DeepSpeed reads a JSON file. A *bucket* is the buffer in which it sends many gradients at once; `zero_config` makes
+# buckets a quarter of this small model. By default stage 3 leaves weights below a threshold unsharded, and does not free
+# what it uses again within its reuse distance; both are 0 here.
 
 # %%
 def zero(name, size, **settings):
@@ -236,11 +236,11 @@ for name, mean in means.items():
     assert apart < 0.1 * (1 - mean[-1] / mean[0]), f"{name} trains another model: same seed, same share of the batch?"
 
 # %% [markdown]
-# **Read it.** Each gradient has DDP's norm to within bf16: it is a mean over the ranks. (AdamW would hide a sum.)
+# **Read it.** Each gradient has DDP's norm to within bf16: it is a mean over the ranks.
 #
 # ## 4. What each really holds
 #
-# First predict, then compare with what a rank holds after backward. $S = P/N$ is a rank's share.
+# First predict what a rank holds after backward, then compare. $S = P/N$ is a rank's share.
 
 # %%
 BF, FP, S = "bfloat16", "float32", P // N
@@ -276,10 +276,10 @@ display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per pa
 
 # %% [markdown]
 # **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet.
-# FSDP2 peaks a little later: its buffers hold gathered blocks and a block's gradients on their way. DDP's buckets
-# are a second copy of the gradients, unless you set `gradient_as_bucket_view=True`.
+# FSDP2 peaks a little later: its buffers hold gathered blocks and a block's gradients on their way, which weighs much
+# in a model of four blocks. DDP's buckets are a second copy of the gradients, unless `gradient_as_bucket_view=True`.
 #
-# Next, the gradients through a step.
+# Next, the gradients through a step (FSDP2's buffers are not drawn).
 
 # %%
 zeros = [name for name in names if name.startswith("ZeRO")]
@@ -292,12 +292,14 @@ print("fp32 gradients when the optimizer begins, bytes:", copies, f"(measured); 
 assert set(copies.values()) <= {4 * S}, "each rank keeps its share alone, 4 S bytes: is N changed?"
 
 # %% [markdown]
-# **Read it.** ZeRO-1 collects all gradients and reduces them after backward. ZeRO-2 reduces each full bucket at once
-# and keeps its own part; rank 0 owns the first layers, whose gradients come last. All three stages then make an **fp32 copy of their share**, $4S$, which the paper leaves out.
+# **Read it.** ZeRO-1 collects all gradients and reduces them after backward. (With `overlap_comm`, off by
+# default, reduction starts during backward.) ZeRO-2 reduces each full bucket at once and keeps its own part;
+# rank 0 owns the first layers, whose gradients come last. All three stages then make an **fp32 copy of their share**,
+# $4S$, which the paper leaves out.
 #
 # ### One GPU
 #
-# This runs section 1's first row. (ZeRO-3 adds its bucket.)
+# ZeRO-3 adds its bucket.
 
 # %%
 def on_one_rank():
@@ -397,9 +399,9 @@ show(draw_rounds(bars, N, round_bytes, title="What a rank sends in a step of g m
      alt="Bars of rounds for each way. At one micro-batch all take three or four. At four DDP and ZeRO-1 stay where they were; ZeRO-2, ZeRO-3 and FSDP2 grow, unless FSDP2 holds its gradients back.")
 
 # %% [markdown]
-# **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it sends after each backward: $g$ times
-# a step. ZeRO-1 keeps all, $2P$, and sends once. FSDP2 leaves you the choice: held back by
-# `set_requires_gradient_sync(False)`, whole fp32 gradients take $4P$. It still gathers in every micro-batch.
+# **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it sends after each backward.
+# ZeRO-1 keeps all, $2P$, and sends once. FSDP2 can do so too, by `set_requires_gradient_sync(False)`: whole fp32
+# gradients take $4P$. It still gathers in every micro-batch.
 #
 # **Question.** ZeRO-2 with default settings, 8 accumulation steps: how many *rounds* in a step?
 
@@ -436,14 +438,15 @@ print(f"parameters on a rank: {part_bytes / P:.2f} B/P, of 4 (measured)")
 assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce", 2 * P)], "is set_requires_all_reduce used?"
 
 # %% [markdown]
-# **Read it.** Across (`replicate`) goes one all-reduce of this rank's half, once a step. The price: each rank
-# holds a node's share of the states, $16P/8$ on nodes of eight.
+# **Read it.** A round is still $1.5P$ bytes. So a rank sends 15.7 bytes per parameter in its node, (5.13 + 5.33) x 1.5,
+# and 2 across (`replicate`): one all-reduce of its half, once a step. The price: it holds a node's share of the states,
+# $16P/8$ on nodes of eight.
 
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
 #
 # Memory first, at two sequences of 2,048 tokens and two micro-batches a step. `simulated` runs one of 64 ranks on
-# tensors without data. Compare with the bar of FSDP2 on *one* rank, which shards nothing.
+# tensors without data. FSDP2 on *one* rank shards nothing.
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -478,15 +481,17 @@ for sequences, length in ((2, 2048), (1, 512)) if zeros else ():
     print(f"one micro-batch, {sequences} x {length}:", ", ".join(f"{name} {run.peak_bytes / GB:.2f} GB" for name, run in alone.items()), "(simulated)")
 
 # %% [markdown]
-# **Read it.** From one rank to 64 only FSDP2's states shrink. DDP is highest because autocast adds bf16 copies of
-# the weights and larger activations. ZeRO-2 saves gradients over ZeRO-1 where they are there at the peak: with several
-# micro-batches, or with small activations. **At one micro-batch of 2 x 2,048 it saves nothing**: the peak is the start of
-# backward.
+# **Read it.** From one rank to 64, FSDP2's states shrink, nothing else. DDP is highest: autocast adds bf16
+# copies of the weights and larger activations. ZeRO-3 has reuse distance 0; by default it may keep a billion parameters
+# gathered, 2 GB. ZeRO-2 saves gradients with several micro-batches or small activations.
+# **At one micro-batch of 2 x 2,048 it saves nothing**: the peak is the start of backward.
 #
 # ### The choice
 #
-# The course's planner predicts 64 A100 of 40 GB, eight to a node, at 512 sequences a step, gradients in bf16. First all
-# schemes take two sequences at once ($g = 4$), so only the sharding differs; then four ($g = 2$), bought with freed memory.
+# The course's planner predicts 64 A100 of 40 GB, eight to a node, at 512 sequences a step; gradients are sent in bf16, and
+# DDP has no autocast. First all take two sequences at once ($g = 4$), so only the sharding differs; then four ($g = 2$).
+# A node sends 1.25 GB/s by 10-gigabit Ethernet, 25 by a 200-gigabit InfiniBand link, 200 by eight. "Does not fit" means
+# above 38 GB: CUDA's context and NCCL's buffers take the rest.
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
@@ -503,12 +508,15 @@ show(draw_verdict(costs(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, NETWORKS), NETWOR
 
 # %% [markdown]
 # **The answer: HSDP, four sequences at once.** At two it takes less than half of DDP's memory and sends *less* between
-# nodes. At four it is predicted faster than DDP on all three networks, and still takes less memory than DDP at two. FSDP2
-# frees two gigabytes more and sends six times as much: it gathers each block while the one before computes, which a fast
-# network hides and a slow one cannot. If you stay with DeepSpeed, take ZeRO-1.
+# nodes; its speed is 3% below DDP's at 200 GB/s, equal at 25 and 11% above at 1.25. At 25 GB/s and above its lead comes
+# from four sequences, which leave DDP no reserve: 41.2 GB are *tight* on a card that shows about
+# [42.4](https://github.com/TianheWu/CoSeR/issues/10) (39.5 GiB).
 #
-# Can you trust that? The next cell sets the planner beside simulation and published runs, and varies the constant that
-# decides: the share of a link's rate that collectives reach.
+# FSDP2 frees two gigabytes more and sends more than three times as much between nodes (six at two sequences), which a
+# fast network hides behind computing blocks and a slow one cannot. With DeepSpeed, take ZeRO-1.
+#
+# Next, the planner beside simulation and published runs; then HSDP at four sequences over DDP at two, with the share of
+# their rate that links reach halved and doubled.
 
 # %% jupyter={"source_hidden": true}
 for rows, says in ((trust.beside_simulation(SHAPE, steps), "peaks at two micro-batches, predicted and simulated"),
@@ -518,17 +526,19 @@ print(trust.verdict_stretched(SHAPE, BATCH))
 print(trust.seven_billion(BATCH))
 
 # %% [markdown]
-# **Read it.** Memory agrees where the planner counts this model's norms and loss; transformers' keep more. The
-# planner's DDP has no autocast: with it, DDP takes the simulated bar above. (llm-foundry fits ten sequences: its GELU
-# and its fused loss keep less.)
+# **Read it.** Memory agrees where the planner counts this model's norms and loss. "Nothing sharded" is the planner's DDP.
 #
-# Speed is predicted too high for every published run, even for those that set the planner's constants. HSDP's lead
-# at 200 GB/s is within that error: read it as *no slower*. At 25 GB/s and below the lead holds at half and twice the
-# share. Measure HSDP against your DDP. A 7B model leaves less choice: under DDP it fits no A100, under HSDP it does.
+# Speed is predicted too high for every published run; why 32 GPUs ran slower than 16 and 64, the planner does not
+# explain. **The ranking is untested**: all these runs are FSDP. Leads of a few percent mean nothing. At half and twice
+# the share HSDP's lead stays between 7 and 13% at 25 GB/s and below. Measure HSDP against your DDP.
+#
+# A 7B model leaves less choice: no A100 holds DDP's 16 bytes for each of 6.7 billion parameters; one of 40 GB holds
+# HSDP's share. (The planner adds 4 bytes, which AdamW's step takes without `fused=True`.)
 #
 # ### The job
 #
-# HSDP, four sequences at once, gradients reduced in fp32, clipped, saved in shards:
+# HSDP, four sequences at once, clipped, saved in shards. Gradients are reduced in fp32: nodes send twice the table's
+# 4.6 GB, and the lead is that of the rows "gradients in fp32".
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
@@ -543,56 +553,68 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # | take | when | costs |
 # |---|---|---|
 # | DDP | states fit on every rank | gradients twice, unless as views |
-# | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round by default; whole gradients in backward |
-# | ZeRO-2 | accumulated gradients are too large as well | reduces after each backward |
-# | ZeRO-3 | parameters too; you have DeepSpeed's configs, or offload to NVMe | $3g$ rounds; a bucket that stays; tuning |
-# | FSDP2 | parameters too, in PyTorch; saves that other numbers of ranks can load ([lesson 16](../advanced/16_runs_that_survive.ipynb)) | gathers in every micro-batch |
+# | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round by default; whole gradients |
+# | ZeRO-2 | gradients are too large as well | reduces after each backward |
+# | ZeRO-3 | parameters too; you have DeepSpeed's configs, or NVMe | up to $3g$ rounds; a bucket that stays |
+# | FSDP2 | parameters too, in PyTorch; saves that any number of ranks loads ([lesson 16](../advanced/16_runs_that_survive.ipynb)) | gathers in every micro-batch |
 # | HSDP | FSDP2 on several nodes, where a node's share fits | $16P$ over a node's ranks only |
 #
-# FSDP1's `FULL_SHARD` is FSDP2, `SHARD_GRAD_OP` is `reshard_after_forward=False`, `HYBRID_SHARD` is HSDP, and
-# DeepSpeed's MiCS is nearest to it. FSDP began in [FairScale](https://engineering.fb.com/2021/07/15/open-source/fsdp/).
+# FSDP1's `FULL_SHARD` is FSDP2, `SHARD_GRAD_OP` is `reshard_after_forward=False`, `HYBRID_SHARD` is HSDP.
 #
 # **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), its
 # [solution](../../solutions/intermediate/09_sharding.ipynb), and [your own model](../00a_your_model.ipynb).
-#
-# **References.** Zhao and others 2023, *PyTorch FSDP*, [arXiv:2304.11277](https://arxiv.org/abs/2304.11277).
 
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** `torchrun` has started the ranks; each has set its device and called `init_process_group`.
-# `model.blocks` is your list of equal blocks, `batches` your data. Load the weights in **fp32**, or masters
-# and moments would be bf16. This stands in place of DDP's wrapper and of autocast:
+# **Plain PyTorch: HSDP.** `torchrun` has started the ranks; each has set its device and called `init_process_group`.
+# Yours are `model.blocks` (equal blocks), `batches`, `nodes` of `gpus` each, and `g` micro-batches a step. Load the
+# weights in **fp32**, or masters and moments would be bf16. This replaces DDP's wrapper and autocast:
 #
 # ```python
+# import os
 # import torch
 # import torch.distributed.checkpoint as dcp
 # from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+# from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 #
 # assert all(p.dtype == torch.float32 for p in model.parameters())
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+# mesh = init_device_mesh("cuda", (nodes, gpus), mesh_dim_names=("replicate", "shard"))  # FSDP2: no mesh
 # for block in model.blocks:
-#     fully_shard(block, mp_policy=policy)  # HSDP: mesh=init_device_mesh("cuda", (nodes, 8), mesh_dim_names=("replicate", "shard"))
-# fully_shard(model, mp_policy=policy)  # the rest, on the same mesh
+#     fully_shard(block, mesh=mesh, mp_policy=policy)
+# fully_shard(model, mesh=mesh, mp_policy=policy)  # the rest
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-# for inputs, targets in batches:  # this rank's own
+#
+# def states():
+#     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)) | {"number": number}
+#
+# number = 0  # of micro-batches done
+# if os.path.exists("out/last/.metadata"):  # a run that goes on, on any number of ranks
+#     saved = states()
+#     dcp.load(saved, checkpoint_id="out/last")
+#     set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+#     number = saved["number"]
+# for number, (inputs, targets) in enumerate(batches, number + 1):  # this rank's own, which it has not had yet
+#     is_last = number % g == 0  # of a step's micro-batches
+#     model.set_requires_all_reduce(is_last)  # between nodes once a step
 #     loss = torch.nn.functional.cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten())
-#     loss.backward()
-#     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of all shards
-#     optimizer.step()
-#     optimizer.zero_grad()
-# states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-# dcp.save(states, checkpoint_id="out/last")  # each rank its shards
-# dcp.load(states, checkpoint_id="out/last")  # in the next run, on any number of ranks
-# set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+#     (loss / g).backward()
+#     if is_last:
+#         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of all shards
+#         optimizer.step()
+#         optimizer.zero_grad()
+# dcp.save(states(), checkpoint_id="out/last")  # each rank its shards; add your scheduler's state_dict()
 # ```
 #
-# When you accumulate, call `model.set_requires_gradient_sync(is_last)` before each backward if whole gradients fit;
-# under HSDP `set_requires_all_reduce(is_last)`. A model too large for each host: make it under `torch.device("meta")`,
-# shard it, call `model.to_empty(device="cuda")`, and load by `dcp.load`.
+# Where whole gradients fit, use `set_requires_gradient_sync(is_last)`: it holds back reductions in the node too.
+# A model too large for a host: make it under `torch.device("meta")`, shard it, call `model.to_empty(device="cuda")`,
+# and load weights by `set_model_state_dict` with `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
+# `to_empty` leaves garbage in buffers too: compute again those that no checkpoint holds (`persistent=False`, as Llama's
+# `inv_freq`).
 #
-# **transformers, by DeepSpeed.** `model` and `dataset` are yours. Take stage 1 where you accumulate. Take 3 where the
+# **transformers, by DeepSpeed.** Take stage 1 where you accumulate; 3 where the
 # weights do not fit, with the model made after the arguments and `stage3_gather_16bit_weights_on_model_save`. For FSDP2
 # write `fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}` in place of `deepspeed=`
 # (transformers 5).
@@ -610,5 +632,5 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # trainer.save_model("out/last")  # on all ranks
 # ```
 #
-# Start either with `torchrun --nproc-per-node=8 train.py`. **Look at** the first gradient's norm, which is DDP's to
-# within 1%; at `torch.cuda.max_memory_allocated()`; and at tokens a second.
+# Start either with `torchrun --nproc-per-node=8 train.py`, on several nodes as the job above. **Look at** the first gradient's
+# norm, which is DDP's to within 1%; at `torch.cuda.max_memory_allocated()`; and at tokens a second.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,20 +21,30 @@ from utils.techniques.deepspeed import load_deepspeed
 
 SMALL = TransformerConfig(vocabulary=64, hidden=32, layers=2, heads=2, feedforward=64)
 RANKS, ROWS, STEPS = 2, 16, 4
+NODES, GPUS, MICRO_BATCHES = 2, 2, 2
+RATE = 1e-3  # ten times the block's: a step that is lost shows in the next loss
 SECONDS = 200.0
 BF16 = '"out", bf16=True'
 
 
 def block_1(text: str) -> None:
-    """FSDP2: each rank holds half of the weights and moments, the losses are one process's, and it saves."""
+    """HSDP: ranks of a node share states; four ranks save, two go on, and all steps are one process's."""
+    half = STEPS // 2
     with tempfile.TemporaryDirectory() as folder:
-        found = run_ranks(_sharded, RANKS, text, folder)
+        first = run_ranks(_sharded, NODES * GPUS, text, folder, NODES)
         assert (Path(folder) / "out/last/.metadata").is_file(), "nothing was saved in out/last"
+        second = run_ranks(_sharded, GPUS, text, folder, 1)
     whole = 3 * sum(p.numel() for p in Transformer(SMALL).parameters())
-    for rank, (_, numbers) in enumerate(found):
-        assert numbers <= 0.51 * whole, f"rank {rank} holds {numbers:,} of {whole:,} numbers"
-    mean = [sum(each) / RANKS for each in zip(*(losses for losses, _ in found), strict=True)]
-    torch.testing.assert_close(mean, _alone(), rtol=5e-3, atol=0, msg=f"{mean}, alone {_alone()}")
+    losses, norms = _alone()
+    for found, steps in ((first, slice(half)), (second, slice(half, STEPS))):
+        for rank, run in enumerate(found):
+            assert run.held <= 0.51 * whole, f"rank {rank} holds {run.held:,} of {whole:,} numbers"
+            assert run.number == steps.stop * MICRO_BATCHES, f"{run.number} micro-batches"
+            torch.testing.assert_close(run.norms, norms[steps], rtol=2e-2, atol=0)
+        mean = torch.tensor([run.losses for run in found]).unflatten(1, (half, MICRO_BATCHES))
+        torch.testing.assert_close(
+            mean.mean((0, 2)), torch.tensor(losses[steps]), rtol=2e-3, atol=0
+        )
 
 
 def block_2(text: str) -> None:
@@ -53,13 +64,13 @@ def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def _step(model: Any, optimizer: torch.optim.Optimizer, tokens: Tensor) -> float:
-    loss = _loss(model(tokens[:, :-1]), tokens)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
+class _Run(NamedTuple):
+    """Of a rank: losses of micro-batches, gradient norms of steps, numbers held, micro-batches done."""
+
+    losses: list[float]
+    norms: list[float]
+    held: int
+    number: int
 
 
 def _model() -> Transformer:
@@ -67,22 +78,46 @@ def _model() -> Transformer:
     return Transformer(SMALL)
 
 
-def _alone() -> list[float]:
-    model = _model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return [_step(model, optimizer, _tokens()) for _ in range(STEPS)]
+def _alone() -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of one process."""
+    model, tokens, losses, norms = _model(), _tokens(), [], []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    for _ in range(STEPS):
+        loss = _loss(model(tokens[:, :-1]), tokens)
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms
 
 
-def _sharded(text: str, folder: str) -> tuple[list[float], int]:
-    """Losses, and the numbers that this rank holds in weights and moments."""
-    model, losses = _model(), []
-    mine = _tokens().chunk(RANKS)[dist.get_rank()].to(next(model.parameters()).device)
-    model.register_forward_hook(lambda *given: losses.append(_loss(given[2], mine).item()))
-    with contextlib.chdir(folder):
-        names = run_block(text, model=model, batches=[(mine[:, :-1], mine[:, 1:])] * STEPS)
+def _sharded(text: str, folder: str, nodes: int) -> _Run:
+    model, losses, norms = _model(), [], []
+    place = next(model.parameters()).device
+    for told, there in (('"cuda"', f'"{place.type}"'), ("lr=1e-4", f"lr={RATE}")):
+        assert text.count(told) == 1, f"the block has no {told} to be told beside"
+        text = text.replace(told, there)
+    parts = _tokens().chunk(dist.get_world_size())[dist.get_rank()].to(place).chunk(MICRO_BATCHES)
+    batches = [(part[:, :-1], part[:, 1:]) for part in parts] * (STEPS // 2)
+
+    def note_loss(_: Any, given: tuple[Tensor], logits: Tensor) -> None:
+        part = next(part for part in parts if torch.equal(part[:, :-1], given[0]))
+        losses.append(_loss(logits, part).item())
+
+    def note_norm(*given: Any) -> None:
+        norms.append(clip(*given).full_tensor().item())
+
+    model.register_forward_hook(note_loss)
+    clip: Any = torch.nn.utils.clip_grad_norm_  # gives a DTensor here
+    with contextlib.chdir(folder), mock.patch.object(torch.nn.utils, "clip_grad_norm_", note_norm):
+        names = run_block(
+            text, model=model, batches=batches, nodes=nodes, gpus=GPUS, g=MICRO_BATCHES
+        )
     moments = [v for state in names["optimizer"].state.values() for v in state.values()]
-    held = [*names["model"].parameters(), *moments]
-    return losses, sum(t.to_local().numel() for t in held if isinstance(t, DTensor))
+    tensors = [*names["model"].parameters(), *moments]
+    held = sum(t.to_local().numel() for t in tensors if isinstance(t, DTensor))
+    return _Run(losses, norms, held, names["number"])
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
