@@ -12,6 +12,8 @@ from matplotlib.patches import Rectangle
 
 from utils.catalog import device
 from utils.checked import check_public
+from utils.fitting.verdict import usable_bytes
+from utils.units import GIB
 from utils.views.style import Look, course_style, print_evidence
 
 from .decisions import Answer, Square
@@ -24,6 +26,8 @@ LOOKS = {
     Answer.CARDS: Look("#f3d2c8", "xx"),
     Answer.NONE: Look("#c9c9c9", "||"),
 }
+# A cure that changes the numbers of training: fewer bits for weights or moments.
+CHANGED = Look("#ecd9a0", "\\\\\\")
 HATCH_COLOR = "#b5aea6"
 WIDE = 33  # characters of a line within a square
 
@@ -53,12 +57,12 @@ def draw_decisions(squares: Sequence[Square], title: str) -> Figure:
                 _draw_square(axes, x, y, found[(*row, card)])
         _label(axes, rows, columns)
         axes.set_title(title, fontsize=13, pad=34)
-        print_evidence(figure, [square.evidence for square in squares], columns)
+        print_evidence(figure, [square.evidence for square in squares])
     return figure
 
 
 def _draw_square(axes: Axes, x: int, y: int, square: Square) -> None:
-    look = LOOKS[square.answer]
+    look = LOOKS[square.answer] if square.is_exact else CHANGED
     axes.add_patch(
         Rectangle(
             (x - 0.49, y - 0.48), 0.98, 0.96, facecolor=look.color, hatch=look.hatch,
@@ -66,8 +70,11 @@ def _draw_square(axes: Axes, x: int, y: int, square: Square) -> None:
         )
     )  # fmt: skip
     word = f"{square.cards} cards" if square.answer is Answer.CARDS else str(square.answer)
+    word += "" if square.is_exact else ": other numbers"
     how = textwrap.shorten(square.how.partition(",")[0], 2 * WIDE, placeholder=" ...")
-    lines = [*textwrap.wrap(how, WIDE), square.gib + " a card" * (square.cards > 1)]
+    held = square.gib + " a card" * (square.cards > 1)
+    texts = f", {square.texts} texts a step" if square.texts > 1 else ""
+    lines = [*textwrap.wrap(how, WIDE), held + texts]
     behind = {"boxstyle": "round,pad=0.15", "facecolor": look.color, "edgecolor": "none"}
     text = {"ha": "center", "va": "center", "linespacing": 1.1, "bbox": behind}
     axes.text(x, y - 0.28, word, fontsize=11, fontweight="bold", **text)
@@ -76,7 +83,10 @@ def _draw_square(axes: Axes, x: int, y: int, square: Square) -> None:
 
 def _label(axes: Axes, rows: Sequence[tuple[str, str]], columns: Sequence[str]) -> None:
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-    cards = [f"{device(card).memory_gb} GB\n{card}" for card in columns]
+    cards = [
+        f"{device(card).memory_gb} GB {card}\n{usable_bytes(card) / GIB:.1f} GiB usable"
+        for card in columns
+    ]
     axes.set_xticks(range(len(columns)), cards)
     ways = [f"{model.rpartition('/')[2]}\n{method}" for model, method in rows]
     axes.set_yticks(range(len(rows)), ways)

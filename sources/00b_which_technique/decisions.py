@@ -56,6 +56,8 @@ class Square:
         asked: The step as asked on one card; None where the weights alone are too much for any cure.
         cards: How many of them.
         cures: What is changed on one card.
+        texts: That a step takes.
+        step_seconds: Of a step, predicted; None where the planner has none.
     """
 
     model: str
@@ -68,6 +70,14 @@ class Square:
     asked: FitVerdict | None
     cards: int = 1
     cures: tuple[Cure, ...] = ()
+    texts: int = 1
+    step_seconds: float | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the cures leave the arithmetic of training as it was."""
+        changed = {name: to for cure in self.cures for name, to in cure.changes.items()}
+        return "precision" not in changed and "8bit" not in changed.get("optimizer", "")
 
     @property
     def gib(self) -> str:
@@ -86,6 +96,9 @@ class Square:
             "as asked": asked,
             "verdict": str(self.answer),
             "with": self.how,
+            "seconds a text (predicted)": f"{self.step_seconds / self.texts:.2g}"
+            if self.step_seconds
+            else "",
             "which costs, beside time": "; ".join(cure.costs for cure in self.cures),
             "a card then holds": self.gib,
             "of": format_bytes(usable_bytes(self.card)),
@@ -250,6 +263,7 @@ def _square(
     return Square(
         model, _recipe(found).method, found.card, answer, how, found.needed_bytes,
         found.measurement.evidence, asked, cures=cures,
+        step_seconds=found.seconds[1] if found.seconds else None,
     )  # fmt: skip
 
 
@@ -267,7 +281,8 @@ def _shared(
         )  # fmt: skip
     return Square(
         model, recipe.method, card, Answer.CARDS, found.how, found.a_card_bytes,
-        Evidence.PREDICTED, asked, cards=found.cards,
+        Evidence.PREDICTED, asked, cards=found.cards, texts=found.texts,
+        step_seconds=found.step_seconds,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from utils.catalog import device
 from utils.checked import check_public
 from utils.fitting.recipe import Recipe
 from utils.fitting.seconds import GPUS_PER_NODE, MATRICES, shape_of
+from utils.fitting.verdict import MARGIN, usable_bytes
 from utils.planner import Batch, Cluster, Estimate, Lora, Plan, estimate
 from utils.simulation.devices import FLASH_CAPABILITY
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Shared", "least_cards", "parameters_of"]
 
 MOST_CARDS = 256
+SPLITS = (1, 2, 4, GPUS_PER_NODE)  # tensor-parallel ranks, all in one node
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,15 @@ class Shared:
         cards: How many.
         how: In words.
         a_card_bytes: What each of them holds at most, predicted.
+        texts: That a step takes, one for each part of the data.
+        step_seconds: Of such a step, predicted.
     """
 
     cards: int
     how: str
     a_card_bytes: float
+    texts: int
+    step_seconds: float
 
 
 def parameters_of(config: PreTrainedConfig) -> int:
@@ -48,10 +54,12 @@ def parameters_of(config: PreTrainedConfig) -> int:
 
 
 def least_cards(config: PreTrainedConfig, recipe: Recipe, card: str) -> Shared | None:
-    """The fewest cards that hold a model with room to spare, every block recomputed, a text on each.
+    """The fewest cards that hold a model with room to spare, every block recomputed.
 
-    Tried are 2 to 8 in one node, then whole nodes of eight. FSDP2 alone gathers a block, and the embedding, whole. Where fewer cards are enough if each matrix is
-    also split over the eight of a node, whole heads to each, that is the answer. None if 256 are too few.
+    Tried are 2 to 8 in one node, then whole nodes of eight. FSDP2 alone gathers a block, and the
+    embedding, whole. Where fewer cards are enough if each matrix is also split over 2, 4 or 8 of a
+    node, whole heads to each, that is the answer. Each must leave what a simulated step must
+    leave, `MARGIN`. None if 256 are too few.
 
     Args:
         config: The model's.
@@ -62,22 +70,24 @@ def least_cards(config: PreTrainedConfig, recipe: Recipe, card: str) -> Shared |
         ValueError: the planner has no formula for the model, or no such card.
     """
     shape = _shape(config)
-    splits = [1, GPUS_PER_NODE][: 2 if shape.heads % GPUS_PER_NODE == 0 else 1]
+    splits = [ranks for ranks in SPLITS if shape.heads % ranks == 0]
     ways = (_least(shape, recipe, card, ranks) for ranks in splits)
     return min(filter(None, ways), key=lambda found: found.cards, default=None)
 
 
 def _least(shape: ModelShape, recipe: Recipe, card: str, tensor_ranks: int) -> Shared | None:
-    for cards in _counts(max(2, tensor_ranks)):
+    for cards in _counts(tensor_ranks):
         found = _estimate(shape, recipe, card, cards, tensor_ranks)
-        if found.fits and not found.tight:
-            return Shared(cards, _words(cards, tensor_ranks), found.peak.reserved_bytes)
+        if found.peak.reserved_bytes * (1 + MARGIN) <= usable_bytes(card):
+            texts = cards // tensor_ranks
+            words = _words(cards, tensor_ranks)
+            return Shared(cards, words, found.peak.reserved_bytes, texts, found.step_seconds)
     return None
 
 
-def _counts(first: int) -> Iterator[int]:
-    """Within a node each number, then whole nodes."""
-    yield from range(first, GPUS_PER_NODE)
+def _counts(tensor_ranks: int) -> Iterator[int]:
+    """Within a node each number that holds whole groups, then whole nodes."""
+    yield from range(max(2, tensor_ranks), GPUS_PER_NODE, tensor_ranks)
     yield from range(GPUS_PER_NODE, MOST_CARDS + 1, GPUS_PER_NODE)
 
 
