@@ -70,7 +70,16 @@ def scripted(
 def accumulated_step(
     model: Any, optimizer: torch.optim.Optimizer, texts: int, length: int, micro_batches: int = 1
 ) -> None:
-    """One update from some micro-batches of `texts` texts of `length` tokens each."""
+    """One update from some micro-batches of `texts` texts of `length` tokens each.
+
+    Raises:
+        TypeError: `model` is none of transformers'.
+    """
+    if not hasattr(model, "get_input_embeddings"):
+        raise TypeError(
+            f"accumulated_step() trains a model of transformers, such as script_step builds; "
+            f"it was given {type(model).__name__}."
+        )
     weight = model.get_input_embeddings().weight
     numbers = torch.arange(texts * length, device=weight.device)
     tokens = numbers.remainder(len(weight)).view(texts, length)
