@@ -55,9 +55,15 @@ def apart(
         places: gives the positions that this rank holds, of a length.
         query_heads, kv_heads, length, width: A, K, S and D.
         dtype: of the attention on ranks, and of what both are given.
+
+    Raises:
+        ValueError: a rank's positions are none of the length's.
     """
     torch.manual_seed(0)
     heads, own = (query_heads, kv_heads, kv_heads, query_heads), places(length)
+    inside = isinstance(own, Tensor) and own.numel() and 0 <= own.min() <= own.max() < length
+    if not inside:
+        raise ValueError(f"places({length}) gives no positions, or some outside 0 to {length - 1}.")
     drawn = (torch.randn(1, n, length, width, dtype=torch.float64) for n in heads)
     q, k, v, pull = (x.to(dtype).double() for x in drawn)
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
