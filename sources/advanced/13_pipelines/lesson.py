@@ -272,12 +272,12 @@ def simulated_stage(schedule, ranks, rank):
 # %%
 stages = [simulated_stage(*which) for which in (("GPipe", 4, 0), ("1F1B", 4, 0), ("1F1B", 4, 3), ("1F1B", 2, 0))]
 show(draw_breakdown(stages, title="7B, AdamW, 8 micro-batches x 2,048 tokens"),
-     alt="Stacked memory of four ranks: with two stages in place of four, all but the activations doubles.")
+     alt="Stacked memory of four ranks: with two stages in place of four, all but the activations nearly doubles.")
 tops = [stage.timeline.series()["activations"].max() for stage in stages]
 for stage, top in zip(stages, tops, strict=True):
     print(f"{stage.name:<19} activations at their own top {format_bytes(top):>9} (simulated)")
 inputs_only = llama.layers * 2 * 2048 * llama.hidden  # each layer keeps its input, 2 bytes an element
-print(f"32 layers for one micro-batch: {format_bytes(tops[1])}; with every layer recomputed: {format_bytes(inputs_only)} (predicted)")
+print(f"32 layers for one micro-batch: {format_bytes(tops[1])} (simulated); with every layer recomputed: {format_bytes(inputs_only)} (predicted)")
 
 # %% [markdown]
 # **Read it.** 1F1B halves the top of GPipe's activations, but the rank's peak falls by less. At that top, 19.83 GiB, no gradient
@@ -350,7 +350,7 @@ def step_seconds(sequences, v, cluster, rules):
 
 # %%
 CHUNKS, PORTS = (1, 2, 3, 4, 6, 12), 8 * 25e9  # a node's bytes per second: eight ports of InfiniBand HDR
-arms = {"all messages hidden": (Cluster(gpu="A100-80GB", nodes=8), "megatron")}
+arms = {"messages hidden where v > 1": (Cluster(gpu="A100-80GB", nodes=8), "megatron")}
 for speed in (2, 1, 0.5):
     cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=speed * PORTS)
     cost = send_seconds(cluster, True, 2 * 2048 * model.hidden / 8)  # bf16, an eighth on each port
@@ -373,8 +373,8 @@ print(f"with TP 4 and 16 stages, {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 h
 
 # %% [markdown]
 # **Read it.** Interleaving pays for a small batch, whose bubble is large. Where messages wait, the best $v$ falls as their
-# cost rises. With one chunk there is nothing to hide behind, so messages wait at $v = 1$ on every line: "all messages hidden"
-# begins at $v = 2$, and its gain contains those waits. Before you raise $v$, see in a profile whether sends are hidden.
+# cost rises. With one chunk there is nothing to hide behind, so messages wait at $v = 1$ on every line, and
+# the gain of the blue line from there contains those waits. Before you raise $v$, see in a profile whether sends are hidden.
 #
 # The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) used $v = 3$. The planner's
 # constants were set on that table, so its agreement is no test.

@@ -169,8 +169,8 @@ alt = "Spot costs less than half while nodes stay; with checkpoints of ten minut
 show(draw_spot_price(lines, ratio, taken, title=title), alt=alt)
 print(f"on demand ${firm.usd_per_gpu_hour}, spot ${spot.usd_per_gpu_hour} ({spot.origin()})")
 for name, rate in taken.items():
-    print(f"{name}: a node taken back {rate:.1f} times a day, goodput {goodput(4, rate):.0%} with saves of 10 s and "
-          f"{goodput(4, rate, 600):.0%} with 600 s; all four there {zones[name][2]:.0%} of the time ({Evidence.PUBLISHED})")
+    print(f"{name}: a node taken back {rate:.1f} times a day, all four there {zones[name][2]:.0%} of the time ({Evidence.PUBLISHED}); "
+          f"goodput {goodput(4, rate):.0%} with saves of 10 s, {goodput(4, rate, 600):.0%} with 600 s ({Evidence.PREDICTED})")
 
 # %% [markdown]
 # **Read it.** With saves of 10 s spot is cheaper at all three rates. In the printed lines the losses and the last share are

@@ -100,7 +100,7 @@ ways = {"as it is": {}, "recompute blocks": {"recompute": "full"}, "fused Adam":
 panels = {f"{batch} sequences of 1,024": {name: alone("opt-1.3b", batch, 1024, **{"framework": amp, **how}).peak for name, how in ways.items()}
           for batch in (4, 16)}
 told = [f"{panel}, {name}: {peak.allocated_bytes / GB:.1f} GB in {peak.phase}" for panel, peaks in panels.items() for name, peak in peaks.items()]
-show(draw_peaks(panels, title="OPT-1.3B, one GPU, mixed precision: the peak and its moment (predicted)"), alt="; ".join(told) + ".")
+show(draw_peaks(panels, title="OPT-1.3B, one GPU, FSDP2's bf16 policy: the peak and its moment (predicted)"), alt="; ".join(told) + ".")
 
 # %% [markdown]
 # *Next: "Recomputation saved nothing at 4 sequences. Is it useless?"* No. The peak was the optimizer's step, where PyTorch's default Adam

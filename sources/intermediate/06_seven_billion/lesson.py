@@ -188,11 +188,11 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is {100 *
 # again in backward, [lesson 05](05_checkpointing.ipynb).)
 
 # %%
-arms = {"all weights trained": {}, "LoRA: query, value": {"targets": ["q_proj", "v_proj"]},
+arms = {"all weights trained,\nfp32": {}, "LoRA: query, value": {"targets": ["q_proj", "v_proj"]},
         "LoRA: all matrices": {"targets": "all-linear"}}
 packed_arm = {"targets": "all-linear", "packed": True}
 arms |= {"QLoRA: all matrices": packed_arm, "QLoRA, no autocast": packed_arm | {"autocast": False}} if four_bits else {}
-arms |= {"any of them,\ncheckpointed": {"targets": "all-linear", "checkpointed": True}}
+arms |= {"LoRA or QLoRA,\ncheckpointed": {"targets": "all-linear", "checkpointed": True}}
 kept = {name: kept_by_block(llama_config(shape, num_hidden_layers=2), **how) for name, how in arms.items()}
 show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash attention"),
      alt="; ".join(f"{name}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
@@ -200,13 +200,13 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
 # %% [markdown]
 # - A linear layer keeps its input for the gradient of its weight. Frozen, it keeps none.
 # - Norms, attention and activation function keep theirs: backward passes through them on its way to the adapters.
-# - The first bar has fp32 weights. A trained norm also keeps its normalized input: the other 33 KB.
+# - A trained norm also keeps its normalized input: the other 33 KB of the first bar.
 # - An adapter is trained and keeps its input. On query and value alone that is less, but QLoRA's authors needed all
 #   linear layers to match full fine-tuning (published: QLoRA, section 4).
 # - Beside a 16-bit layer `peft` casts the input to fp32, and autocast casts it back: a copy for each adapter. Beside a
 #   packed layer under autocast it does not: query, key and value share one input, gate and up another. Without autocast
 #   each adapter has an fp32 copy.
-# - A checkpointed block keeps its own input alone. (The last bar is LoRA in bf16; fp32 weights double it.)
+# - A checkpointed block keeps its own input alone. (With fp32 weights that is twice as much.)
 #
 # ## 3. Four bits by hand
 #

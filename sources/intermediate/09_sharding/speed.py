@@ -131,7 +131,7 @@ def _row(name: str, shape: ModelShape, batch: Batch, plan: Plan) -> dict[str, st
     }
     for rate in RATES_GB:
         fits = peak <= LIMIT_GB
-        text = f"{speed(shape, batch, plan, rate):,.0f}" if fits else "does not fit"
+        text = f"{speed(shape, batch, plan, rate):,.0f}" if fits else f"over {LIMIT_GB} GB"
         row[f"tokens/s/GPU at {rate:g} GB/s"] = text
     return row
 
