@@ -25,6 +25,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = Path("build/logs")
 SKIPPED = Path("build/skipped-tests.txt")
@@ -166,14 +168,6 @@ class Running:
             _print(self.log.read_bytes())
         return True
 
-    def end(self) -> None:
-        """An interrupted stage has its own time to end: pytest ends what its tests started."""
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
 
 def _keep(pipe: IO[bytes], file: IO[bytes], shown: bool) -> None:
     with pipe, file:
@@ -194,17 +188,26 @@ def run(
 ) -> Iterator[Running]:
     """Run stages side by side; each as it ends."""
     alone = len(stages) == 1
-    running = [Running(stage, root, python, settings, alone=alone) for stage in stages]
+    running: list[Running] = []
     try:
+        for stage in stages:
+            running.append(Running(stage, root, python, settings, alone=alone))
         while running:
             for one in running[:]:
                 if one.has_ended(LOOK_SECONDS):
                     running.remove(one)
                     yield one
-    except (KeyboardInterrupt, GeneratorExit):  # also one that came between two of them
-        for one in running:
-            one.end()
+    except (KeyboardInterrupt, GeneratorExit):  # also one that came while a stage was starting
+        _end_children()
         raise
+
+
+def _end_children() -> None:
+    """An interrupted stage has its own time to end: pytest ends what its tests started."""
+    _, still = psutil.wait_procs(psutil.Process().children(), END_SECONDS)
+    for process in still:
+        process.kill()
+    psutil.wait_procs(still)
 
 
 def run_all(target: str, root: Path = ROOT, python: str = sys.executable) -> int:

@@ -186,7 +186,7 @@
 # | bubble | the time in which a pipeline stage waits | [13, section 1](advanced/13_pipelines.ipynb) |
 # | in flight | micro-batches whose activations a stage holds, from their forward to their backward | [13, section 3](advanced/13_pipelines.ipynb) |
 # | 1F1B, GPipe | schedules: one forward and one backward in turn; all forwards, then all backwards | [13, section 1](advanced/13_pipelines.ipynb) |
-# | interleaving, interleaved | each rank holds several chunks of layers, which shortens the bubble and sends more often | [13, section 2](advanced/13_pipelines.ipynb) |
+# | interleaving, interleaved | each rank holds several chunks of layers, which shortens the bubble and sends more often | [13, section 1](advanced/13_pipelines.ipynb) |
 # | zero bubble, ZB-H1 | schedules that run the weights' part of a backward later, in place of waiting | [13, section 1](advanced/13_pipelines.ipynb) |
 # | deadlock | ranks that wait for each other in a circle, for ever | [13, *an order that never ends*](advanced/13_pipelines.ipynb) |
 

@@ -113,8 +113,9 @@ def test_stages_of_one_processor_run_side_by_side(
     assert [line.split()[0] for line in shown] in (list("aabb"), list("bbaa"))
 
 
-def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:
-    """All four of those that run side by side."""
+@pytest.mark.parametrize("started", [1, 4])
+def test_an_interrupt_ends_the_stage_too(started: int, tmp_path: Path, python: str) -> None:
+    """All four of those that run side by side, and those that are there while others start."""
     Path(python).write_text("#!/bin/sh\ntouch $$.pid\nexec sleep 60\n")
     code = f"import stages, pathlib; stages.run_all('test', pathlib.Path('.'), {python!r})"
     process = subprocess.Popen(
@@ -125,7 +126,7 @@ def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    while len(list(tmp_path.glob("*.pid"))) < 4:
+    while len(list(tmp_path.glob("*.pid"))) < started:
         assert process.poll() is None, "it waits for its stages"
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: the whole group
