@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from utils.models import Transformer, TransformerConfig
 from utils.simulation import simulate
 from utils.simulation.message_stream import stream
+from utils.simulation.result_cache import SharedResults
 from utils.simulation.scratch import cuda_scratch
 from utils.simulation.watcher import StorageWatcher
 from utils.techniques import checkpoint_blocks
@@ -158,12 +159,14 @@ def test_events_of_each_call_are_the_same(watcher: StorageWatcher) -> None:
     assert rows == [[96, -96]] * 3
 
 
-def whole_step(reuse_results: bool) -> Any:
+def whole_step(
+    reuse_results: bool | SharedResults, device: str = "A100 80GB", hidden: int = 64
+) -> Any:
     """Autocast, flash attention, checkpointing, a foreach optimizer and FSDP2: what a lesson simulates."""
 
     def build() -> tuple[Any, Any]:
         model = Transformer(
-            TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160)
+            TransformerConfig(vocabulary=64, hidden=hidden, layers=3, heads=4, feedforward=160)
         )
         checkpoint_blocks(model)
         for block in model.blocks:
@@ -177,16 +180,44 @@ def whole_step(reuse_results: bool) -> Any:
         optimizer.step()
         optimizer.zero_grad()
 
-    return simulate(build, step, world=4, reuse_results=reuse_results)
+    return simulate(build, step, device=device, world=4, reuse_results=reuse_results)
+
+
+def agree(plain: Any, cached: Any) -> bool:
+    """In peak, categories, what the allocator reserves, traffic, notes, and every event in between."""
+    assert plain.peak_bytes == cached.peak_bytes > 0
+    assert dict(plain.breakdown) == dict(cached.breakdown) and plain.notes == cached.notes
+    assert plain.allocator_bytes == cached.allocator_bytes and plain.traffic == cached.traffic
+    return stream(plain.timeline) == stream(cached.timeline)
 
 
 def test_a_simulation_without_the_cache_finds_the_same():
-    """Peak, categories, what the allocator reserves, traffic, and every event in between."""
-    cached, plain = whole_step(True), whole_step(False)
-    assert plain.peak_bytes == cached.peak_bytes > 0
-    assert dict(plain.breakdown) == dict(cached.breakdown)
-    assert plain.allocator_bytes == cached.allocator_bytes and plain.traffic == cached.traffic
-    assert stream(plain.timeline) == stream(cached.timeline)
+    assert agree(whole_step(False), whole_step(True))
+
+
+@pytest.mark.parametrize("device", ["A100 80GB", "T4", "cpu"])
+def test_what_other_simulations_have_worked_out_changes_nothing(device: str):
+    """Of the same step, of a wider model, and of another device, whose kernels differ."""
+    shared = SharedResults()
+    whole_step(shared, "H100")
+    whole_step(shared, device, hidden=128)
+    plain = whole_step(False, device)
+    assert agree(plain, whole_step(shared, device)) and agree(plain, whole_step(shared, device))
+
+
+def test_what_was_said_of_a_result_is_said_of_it_again():
+    """A recurrence on a GPU has a remark, and is worked out once for both simulations."""
+    shared = SharedResults()
+
+    def build() -> Any:
+        model = torch.nn.LSTM(16, 16)
+        return model, torch.optim.SGD(model.parameters())
+
+    def step(model: Any, optimizer: Any) -> None:
+        model(torch.randn(5, 3, 16))[0].sum().backward()
+
+    first, again = (simulate(build, step, reuse_results=shared) for _ in range(2))
+    assert agree(first, again) and agree(simulate(build, step), again)
 
 
 def test_without_the_cache_every_result_is_worked_out():

@@ -20,6 +20,7 @@ from utils.fitting.seconds import predicted_seconds
 from utils.fitting.simulated import simulated_step
 from utils.fitting.verdict import FitVerdict, usable_bytes
 from utils.simulation import SimulationError
+from utils.simulation.result_cache import SharedResults
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -38,12 +39,13 @@ class Trials:
     config: PreTrainedConfig
     card: str
     found: dict[Recipe, FitVerdict] = field(default_factory=dict)
+    shared: SharedResults = field(default_factory=SharedResults, repr=False, compare=False)
 
     def verdict(self, recipe: Recipe) -> FitVerdict:
         """What the step of a recipe needs. Raises SimulationError or ValueError as `simulated_step`."""
         if recipe not in self.found:
             auto = auto_class(self.config)
-            step = simulated_step(auto, self.config, recipe, self.card, self.name)
+            step = simulated_step(auto, self.config, recipe, self.card, self.name, self.shared)
             notes = filter(None, [left_out(self.config), *step.notes[1:]])
             self.found[recipe] = FitVerdict(
                 name=self.name,

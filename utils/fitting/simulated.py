@@ -11,6 +11,7 @@ from utils.fitting.recipe import Recipe
 from utils.memory.measurement import Measurement
 from utils.simulation import extrapolate, simulate
 from utils.simulation.message_stream import Misaligned
+from utils.simulation.result_cache import SharedResults
 from utils.techniques.bitsandbytes_import import bitsandbytes_library, has_bitsandbytes
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def simulated_step(
-    auto: type, config: PreTrainedConfig, recipe: Recipe, card: str, name: str = ""
+    auto: type,
+    config: PreTrainedConfig,
+    recipe: Recipe,
+    card: str,
+    name: str = "",
+    shared: SharedResults | None = None,
 ) -> Measurement:
     """The memory of one step of a model of transformers, simulated at its whole depth.
 
@@ -31,6 +37,7 @@ def simulated_step(
         recipe: How it is trained.
         card: A GPU of the catalog; with `recipe.cards` > 1, of the first of them.
         name: What the measurement is called.
+        shared: What simulations of this model's other recipes have worked out.
 
     Raises:
         SimulationError, ValueError: as `simulate` does.
@@ -46,6 +53,7 @@ def simulated_step(
         "items": recipe.micro_batch * recipe.accumulation * recipe.tokens,
         "unit": "tokens",
         "name": name or str(recipe),
+        "reuse_results": shared or SharedResults(),
     }
     if recipe.needs_bitsandbytes or has_bitsandbytes():
         bitsandbytes_library()  # a simulation has to know of it before it begins

@@ -22,6 +22,7 @@ from utils.simulation.cuda_allocator import requests, reserved
 from utils.simulation.devices import SIMULATED, VERDICTS, simulated_device
 from utils.simulation.garbage import set_aside
 from utils.simulation.message_stream import Misaligned, stream, timeline
+from utils.simulation.result_cache import SharedResults
 from utils.simulation.simulate import KEPT, simulate
 from utils.traffic.collectives import Traffic
 
@@ -54,6 +55,7 @@ def extrapolate(
     unit: str = "items",
     name: str = "",
     within: Budget | str | int | None = None,
+    reuse_results: SharedResults | None = None,
 ) -> Measurement:
     """What `simulate` finds for a model of `layers` layers, from simulations of shallow ones.
 
@@ -79,6 +81,7 @@ def extrapolate(
             all on a CPU, are simulated as they are.
         from_batch: three rising batch sizes.
         device, world, rank, items, unit, name, within: as `simulate` takes them.
+        reuse_results: what earlier simulations of the same program have worked out.
 
     Returns:
         A measurement with evidence *simulated*; its last note says what it was extended from.
@@ -98,6 +101,8 @@ def extrapolate(
     if batch is not None:
         _check_rising("from_batch", from_batch, batch)
 
+    shared = SharedResults() if reuse_results is None else reuse_results
+
     def at(depth: int, size: int | None) -> Measurement:
         run = step if size is None else lambda model, optimizer: step(model, optimizer, size)
         return simulate(
@@ -109,6 +114,7 @@ def extrapolate(
             items=items,
             unit=unit,
             name=name,
+            reuse_results=shared,
         )
 
     def deep(size: int | None) -> Measurement:

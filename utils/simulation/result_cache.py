@@ -9,12 +9,12 @@ cache behind `FakeTensorMode` serves many more cases, and takes several times as
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from utils.shims.shim import check
 from utils.shims.torch_ import storage_key
@@ -43,7 +43,9 @@ _UNPREDICTABLE = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 )
-_LIBRARIES = frozenset({"_c10d_functional", "fsdp"})  # PyTorch's own, registered from Python
+# Registered from Python, with results by looks alone: PyTorch's own, and four- and eight-bit products.
+_LIBRARIES = frozenset({"_c10d_functional", "fsdp", "bitsandbytes"})
+_MODE = "fake_mode"  # the attribute of a result that says to which simulation it belongs
 
 
 class Looks(NamedTuple):
@@ -74,28 +76,47 @@ class CachedCall(NamedTuple):
 
 
 class CachedResult(NamedTuple):
-    """The results of an operation, held in `container` unless it has just one, and its scratch."""
+    """The results of an operation, held in `container` unless it has just one, and its scratch.
+
+    `remarks` are what the simulation had to say of it.
+    """
 
     looks: Sequence[Looks | None]
     container: Callable[[Iterable[Any]], Any] | None
     scratch_bytes: int
+    remarks: tuple[str, ...] = ()
 
-    def results(self, call: CachedCall) -> Any:
-        """The results anew. Call it with PyTorch's dispatch to Python switched off."""
-        out = [None if looks is None else _make(looks, call) for looks in self.looks]
-        return out[0] if self.container is None else self.container(out)
+
+Recipes = dict[Key, CachedResult]
+
+
+class SharedResults:
+    """What simulations of alike steps have worked out, for the next of them.
+
+    Results follow from the device, too, whose kernels differ, and from the rank: each has its own.
+    """
+
+    def __init__(self) -> None:
+        self._recipes: dict[Key, Recipes] = {}
+
+    def recipes(self, *conditions: Hashable) -> Recipes:
+        """Those of simulations under the same conditions."""
+        return self._recipes.setdefault(conditions, {})
 
 
 class ResultCache:
-    """Recipes by operation and looks of the arguments; one for each simulation.
+    """Recipes by operation and looks of the arguments, for one simulation.
+
+    `recipes` are those of simulations before it; it adds its own.
 
     Raises:
         MovedError: a private name that it stands on is gone; simulate without it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recipes: Recipes) -> None:
         check(SHIMS)
-        self._recipes: dict[Key, CachedResult] = {}
+        self._recipes = recipes
+        self.mode: FakeTensorMode | None = None  # whose tensors the results are
         self._is_usual: dict[int, bool] = {}
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CachedCall | None:
@@ -119,7 +140,19 @@ class ResultCache:
         """The recipe for a call, if its like was seen before and has one."""
         return self._recipes.get(call.key)
 
-    def learn(self, call: CachedCall, again: CachedCall | None, out: Any, scratch: int) -> None:
+    def results(self, found: CachedResult, call: CachedCall) -> Any:
+        """The results anew. Call it with PyTorch's dispatch to Python switched off."""
+        made = [None if looks is None else _make(looks, call, self.mode) for looks in found.looks]
+        return made[0] if found.container is None else found.container(made)
+
+    def learn(
+        self,
+        call: CachedCall,
+        again: CachedCall | None,
+        out: Any,
+        scratch: int,
+        remarks: Iterable[str] = (),
+    ) -> None:
         """Keep what a call has given, if it can be made anew; `again` is the call after it."""
         several = type(out) in (list, tuple)
         parts = out if several else [out]
@@ -129,7 +162,7 @@ class ResultCache:
         unchanged = again is not None and again.key == call.key
         if unchanged and len(known) == len(looks) and _own_storages(made):
             container = type(out) if several else None
-            self._recipes[call.key] = CachedResult(known, container, scratch)
+            self._recipes[call.key] = CachedResult(known, container, scratch, tuple(remarks))
 
     def _describe(self, args: Iterable[Any], parts: list[Any], tensors: Tensors) -> bool:
         """Append the looks of arguments; False if one of them has no looks to go by."""
@@ -196,7 +229,7 @@ def _looks(result: Any, call: CachedCall) -> Looks | Literal[False] | None:
     key = storage_key(storage)
     sources = [n for n, t in enumerate(tensors) if storage_key(t.untyped_storage()) == key]
     shape, stride, offset = result.shape, result.stride(), int(result.storage_offset())
-    attributes = dict(vars(result))
+    attributes = {name: value for name, value in vars(result).items() if name != _MODE}
     if len(sources) > 1:
         return False
     if not sources and (offset or storage.nbytes() != _span_bytes(shape, stride, result.itemsize)):
@@ -216,7 +249,7 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> i
     return itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
 
 
-def _make(looks: Looks, call: CachedCall) -> torch.Tensor:
+def _make(looks: Looks, call: CachedCall, mode: FakeTensorMode | None) -> torch.Tensor:
     of, shape, stride, offset, dtype, attributes = looks
     if of is not None and shape is None:
         return call.tensors[of]
@@ -226,4 +259,6 @@ def _make(looks: Looks, call: CachedCall) -> torch.Tensor:
     else:
         plain = torch.empty((), dtype=dtype, device=_META)
         plain.set_(call.tensors[of].untyped_storage(), offset + call.shift, shape, stride)
-    return fake_like(plain, FakeTensor, attributes)
+    made = fake_like(plain, FakeTensor, attributes)
+    made.__dict__[_MODE] = mode
+    return made

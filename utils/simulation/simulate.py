@@ -38,6 +38,7 @@ from utils.simulation.garbage import set_aside
 from utils.simulation.left_out import left_out
 from utils.simulation.packed_sequences import packed_sequences
 from utils.simulation.recurrences import recurrences
+from utils.simulation.result_cache import Recipes, SharedResults
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
 from utils.simulation.without_data import without_data
@@ -62,7 +63,7 @@ def simulate(
     unit: str = "items",
     name: str = "",
     within: Budget | str | int | None = None,
-    reuse_results: bool = True,
+    reuse_results: bool | SharedResults = True,
     values: Values = None,
 ) -> Measurement:
     """Meter one training step of any size on a device that need not exist.
@@ -79,7 +80,8 @@ def simulate(
         items: how many items one step processes, and `unit` what they are called.
         within: a memory budget that the step must stay inside.
         reuse_results: False has PyTorch work out every operation anew. The answer is the same and
-            takes several times as long; it needs fewer of PyTorch's private names.
+            takes several times as long; it needs fewer of PyTorch's private names. A `SharedResults`
+            keeps what is worked out for the next simulation that is given it.
         values: what to assume where the step asks for a value: `{"loss": 1.0}` by the name, or
             the "file.py:12", at that line, and `{"sizes": [512, 128]}` one after another. True
             leaves nothing out: each mask selects everything, each condition holds, but a way that
@@ -109,7 +111,7 @@ def simulate(
         card.granularity_bytes,
         card.scratch,
         card.is_cuda,
-        reuse_results,
+        _recipes(reuse_results, card, world, rank),
         values,
         Workspaces(card.capability) if card.is_cuda else None,
     )
@@ -160,6 +162,15 @@ def simulate(
         notes=tuple(filter(None, notes)),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
+
+
+def _recipes(
+    reuse: bool | SharedResults, card: SimulatedDevice, world: int | ParallelDims, rank: int
+) -> bool | Recipes:
+    """What earlier simulations worked out. A CPU's kernels are asked anew: they say what they took."""
+    if isinstance(reuse, bool):
+        return reuse
+    return reuse.recipes(card.name, str(world), rank) if card.is_cuda else True
 
 
 def _run(step: Callable[[Any, Any], Any], model: Any, optimizer: Any) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -22,13 +22,13 @@ from utils.memory.events import Category
 from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.shims.torch_ import with_data
-from utils.shims.torch_dispatch import python_dispatch_off, torch_function_off
+from utils.shims.torch_dispatch import active_modes, python_dispatch_off, torch_function_off
 from utils.simulation import onednn_lstm
 from utils.simulation.cublas import PRODUCTS, Workspaces
 from utils.simulation.in_place import CANDIDATES, DEVICE, InPlace
 from utils.simulation.known_values import LARGEST, KnownValues
 from utils.simulation.recurrences import CUDNN_RESULTS
-from utils.simulation.result_cache import ResultCache
+from utils.simulation.result_cache import Recipes, ResultCache
 from utils.simulation.scratch import REDUCED_RESULTS, Scratch
 from utils.simulation.simulated_memory import SimulatedMemory
 from utils.simulation.stand_ins import NEED_VALUES, StandIns, Values
@@ -82,7 +82,7 @@ class _Handler(SimulatedMemory):
         granularity_bytes: int,
         scratch: Scratch,
         has_host: bool,
-        reuse_results: bool,
+        recipes: Recipes | None,
         values: Values,
         workspaces: Workspaces | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class _Handler(SimulatedMemory):
         self.unknown_operations: Counter[str] = Counter()
         self.libraries: set[str] = set()  # whose operations ran, beside PyTorch's own
         self.axis_of: Callable[[Any], str] = str
-        self._cache = ResultCache() if reuse_results else None
+        self._cache = ResultCache(recipes) if recipes is not None else None
         self._python_off, self._function_off = python_dispatch_off(), torch_function_off()
 
     def __torch_dispatch__(
@@ -135,13 +135,19 @@ class _Handler(SimulatedMemory):
         cache = self._cache
         call = cache.call(func, args, kwargs) if cache is not None else None
         recipe = cache.get(call) if cache is not None and call is not None else None
-        if call is not None and recipe is not None:
+        said: dict[str, None] = {}
+        if cache is not None and call is not None and recipe is not None:
             with self._python_off():
-                out, scratch_bytes = recipe.results(call), recipe.scratch_bytes
+                out, scratch_bytes = cache.results(recipe, call), recipe.scratch_bytes
+            self.remarks.update(dict.fromkeys(recipe.remarks))
         else:
-            out = self._worked_out(func, args, kwargs)
-            filled = out if out is not None else kwargs.get("out")
-            scratch_bytes = self._scratch(func, args, filled, kwargs)
+            before, self.remarks = self.remarks, {}
+            try:
+                out = self._worked_out(func, args, kwargs)
+                filled = out if out is not None else kwargs.get("out")
+                scratch_bytes = self._scratch(func, args, filled, kwargs)
+            finally:
+                said, self.remarks = self.remarks, before | self.remarks
         to_host = (
             self._has_host
             and (self.tells_apart or self.offloads or self._placing is not None or on_host())
@@ -162,7 +168,7 @@ class _Handler(SimulatedMemory):
         if cache is not None and call is not None and recipe is None:
             if func in self._follow_values:
                 return out
-            cache.learn(call, cache.call(func, args, kwargs), out, scratch_bytes)
+            cache.learn(call, cache.call(func, args, kwargs), out, scratch_bytes, said)
         return out
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -240,7 +246,8 @@ class StorageWatcher(_Handler, TorchDispatchMode):
     It is an event source for the meter. `granularity_bytes` is the simulated allocator's,
     `scratch` says what its kernels need beyond their results, and `has_host` whether the device
     has a host with memory of its own, whose storages are summed up apart, without events. Without
-    `reuse_results` PyTorch works out every result anew: the same events, in several times as long.
+    `reuse_results` PyTorch works out every result anew: the same events, in several times as long;
+    with recipes of another watcher what that one has worked out is used as well.
     `values` are stand-ins for what the program asks of tensors. `workspaces` are those of the device's
     library of matrix products.
     """
@@ -252,15 +259,19 @@ class StorageWatcher(_Handler, TorchDispatchMode):
         granularity_bytes: int,
         scratch: Scratch,
         has_host: bool = False,
-        reuse_results: bool = True,
+        reuse_results: bool | Recipes = True,
         values: Values = None,
         workspaces: Workspaces | None = None,
     ) -> None:
         TorchDispatchMode.__init__(self)
-        _Handler.__init__(
-            self, granularity_bytes, scratch, has_host, reuse_results, values, workspaces
+        recipes = (
+            ({} if reuse_results else None) if isinstance(reuse_results, bool) else reuse_results
         )
+        _Handler.__init__(self, granularity_bytes, scratch, has_host, recipes, values, workspaces)
 
     def __enter__(self) -> StorageWatcher:
+        if self._cache is not None:
+            modes = (mode for mode in active_modes() if isinstance(mode, FakeTensorMode))
+            self._cache.mode = next(modes, None)
         super().__enter__()
         return self
