@@ -10,6 +10,7 @@ from view_cases import evidence_of, texts
 
 from evidence.validation import table
 from utils.catalog import ModelShape
+from utils.lessons.lesson_15.answers import days_from_prediction, usd_from_prediction
 from utils.lessons.lesson_15.loss import (
     FIRST_FIT,
     REFIT,
@@ -23,6 +24,7 @@ from utils.lessons.lesson_15.placement import draw_memory_beside, draw_placement
 from utils.lessons.lesson_15.relatives import (
     Relative,
     draw_relatives,
+    halved_slices,
     megatron_ratios,
     ranked_pairs,
     relatives,
@@ -30,7 +32,8 @@ from utils.lessons.lesson_15.relatives import (
 from utils.lessons.lesson_15.review import review
 from utils.lessons.lesson_15.ways_out import draw_ways_out
 from utils.lessons.lesson_15.whole_runs import WholeRun, whole_runs
-from utils.planner import Batch, Cluster, Plan, estimate
+from utils.planner import Batch, Cluster, Plan, cost, estimate, goodput
+from utils.planner.estimate import SECONDS_INTERVAL
 
 ASKED = 131.13e9, 300e9
 
@@ -97,6 +100,50 @@ def test_the_planner_ranks_layouts() -> None:
     assert (len(free), sum(pair.agrees for pair in free)) == (7, 7)
 
 
+def test_runs_on_h100_are_out_of_sample_and_korthikantis_are_not() -> None:
+    found = {row.name.partition(" ")[0]: row for row in relatives()}
+    assert [name for name, row in found.items() if row.fitted] == ["Korthikanti"]
+    core = found["Megatron-Core"].ratios
+    assert len(core) == 9 and max(core) < SECONDS_INTERVAL[1], "none took longer than the interval"
+    assert sum(ratio < 1 for ratio in core) == 7, "most were faster than predicted"
+
+
+def test_halving_tp_and_doubling_dp_did_not_always_pay() -> None:
+    moves = halved_slices()
+    assert len(moves) == 8 and sum(move.published < 0 for move in moves) == 6
+    assert all(move.predicted < 0 for move in moves), "the planner promises a gain in each"
+    lost = {move.name for move in moves if move.published > 0}
+    assert lost == {"72 layers, PP 6, micro-batch 4"}
+
+
+def test_bytes_have_an_axis_of_their_own_and_the_room_is_drawn() -> None:
+    rows = [Relative("theirs, A100", (0.9, 1.15), (1.0,), fitted=True),
+            Relative("theirs: bytes", (0.9, 1.1), (1.0, 1.3), (), ("tp8",))]  # fmt: skip
+    figure = draw_relatives(rows, room=1.17)
+    assert len(figure.axes) == 2
+    assert "room on the card for the winner: x 1.17" in texts(figure) and "tp8" in texts(figure)
+
+
+def test_a_sparse_checkpoint_is_counted_in_the_risk() -> None:
+    found = estimate(MODEL, CLUSTER, PLAN, BATCH)
+    said = []
+    for seconds in (None, 86_400.0):
+        verdict = review(
+            found, found, tokens=1e9, days=30, usd=1e5, checkpoint_interval_seconds=seconds
+        )
+        said += [row.reason for row in verdict.criteria if row.name == "risk"]
+    assert said[0] != said[1], "the design's own interval, and Daly's"
+
+
+def test_ranges_begin_at_the_prediction() -> None:
+    found = estimate(MODEL, CLUSTER, PLAN, BATCH)
+    bill = cost(found, 1e9, goodput(CLUSTER, spares=1))
+    first, last = days_from_prediction(bill)
+    assert first == pytest.approx(bill.days_interval[0] / SECONDS_INTERVAL[0])
+    assert last == bill.days_interval[1]
+    assert usd_from_prediction(bill)[0] / first == pytest.approx(bill.usd_interval[1] / last)
+
+
 def test_whole_runs_scale_with_the_product_of_parameters_and_tokens() -> None:
     run = WholeRun("one", 1e9, 1e9, 100.0)
     assert run.scaled_hours(2e9, 3e9) == pytest.approx(600.0)
@@ -152,7 +199,7 @@ def test_the_flags_that_the_lesson_adds_are_megatron_lms() -> None:
     added = text.partition("whole_run = (")[2].partition("print(whole_run")[0]
     known = {row["name"] for row in table("megatron_arguments")}
     flags = re.findall(r"--[a-z0-9-]+", added)
-    assert len(flags) == 9 and set(flags) <= known
+    assert len(flags) == 11 and set(flags) <= known
 
 
 def _bloom() -> list[dict[str, str]]:

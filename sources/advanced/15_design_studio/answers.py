@@ -8,11 +8,13 @@ from collections.abc import Mapping
 import pandas as pd
 
 from utils.planner import Estimate, plan_name
+from utils.planner.cost import Cost
+from utils.planner.estimate import SECONDS_INTERVAL
 
 from .loss import loss
 from .review import Review
 
-__all__ = ["beside_each_other", "wrapped"]
+__all__ = ["beside_each_other", "days_from_prediction", "usd_from_prediction", "wrapped"]
 
 COLUMNS = 110
 
@@ -23,13 +25,25 @@ def wrapped(sentence: str) -> str:
 
 
 def beside_each_other(judged: Mapping[str, tuple[Estimate, Review]]) -> pd.DataFrame:
-    """A row a design, by name: its plan, days and dollars as ranges, and what its review says."""
+    """A row a design: its plan, days and dollars from the prediction on, and what its review says."""
     rows = [_row(name, *pair) for name, pair in judged.items()]
     return pd.DataFrame(rows).set_index("way out")
 
 
+def days_from_prediction(bill: Cost) -> tuple[float, float]:
+    """Days at the predicted speed with the fewest failures, and at the slow end of both."""
+    low, high = bill.days_interval
+    return low / SECONDS_INTERVAL[0], high
+
+
+def usd_from_prediction(bill: Cost) -> tuple[float, float]:
+    """Dollars of the same two ends."""
+    low, high = bill.usd_interval
+    return low / SECONDS_INTERVAL[0], high
+
+
 def _row(name: str, plan: Estimate, review: Review) -> dict[str, str]:
-    days, usd = review.cost.days_interval, review.cost.usd_interval
+    days, usd = days_from_prediction(review.cost), usd_from_prediction(review.cost)
     failed = [row.name for row in review.criteria if not row.passed]
     return {
         "way out": name,

@@ -10,11 +10,10 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.lessons.blocks import run_block
 from utils.planner import Batch, Cluster, Plan, cost, estimate, goodput
-from utils.ranks import run_ranks
 
 
 def block_1(text: str) -> None:
@@ -57,42 +56,3 @@ def block_2(text: str) -> None:
     days = cost(planned, 1e11, left).days
     assert abs(found["days"] / days - 1) < 1e-9, f"{found['days']} days, the planner's bill {days}"
     assert abs(found["mfu"] / planned.mfu - 1) < 0.03, "not the planner's MFU, the embedding aside"
-
-
-def block_3(text: str) -> None:
-    """Trainer counts the tokens of its steps, and the first step is not timed."""
-    seconds, tokens, ends = run_ranks(_trial, 1, text)[0]
-    assert tokens == 16, f"{tokens} tokens a step, of one row of 16"
-    assert len(ends) == 11, f"{len(ends)} ends of steps"
-    assert abs(seconds - (ends[-1] - ends[0]) / 10) < 1e-9, "not the mean of the last ten steps"
-
-
-def _trial(text: str) -> tuple[float, float, list[float]]:
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    torch.distributed.destroy_process_group()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        names = run_block(text, model=_Language(), dataset=_Texts())
-    return names["seconds"], names["tokens_per_step"], names["clock"].ends
-
-
-class _Language(nn.Module):
-    """The smallest language model that Trainer takes."""
-
-    main_input_name = "input_ids"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 11)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.table(input_ids)
-        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
-
-
-class _Texts(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 80
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        tokens = (torch.arange(16) + index) % 11
-        return {"input_ids": tokens, "labels": tokens}

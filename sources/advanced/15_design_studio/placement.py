@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch, Rectangle
 
 from utils.planner import Estimate
+from utils.planner.estimate import BYTES_INTERVAL
 from utils.planner.traffic import axis_bytes
 from utils.units import GB, GIB
 from utils.views.plan_figures import stack_stages, stage_parts
@@ -34,7 +36,7 @@ def draw_placement(found: Estimate, *, title: str) -> Figure:
         raise ValueError("draw_placement() draws plans whose tp x dp is one node of 8 GPUs.")
     lines = _links(found)
     with course_style():
-        figure = Figure(figsize=(10.5, 3.0 + 0.3 * len(lines)), layout="constrained")
+        figure = Figure(figsize=(10.5, 2.55 + 0.39 * len(lines)), layout="constrained")
         axes = figure.add_subplot()
         for stage in range(plan.pp):
             _draw_node(axes, found, stage)
@@ -68,6 +70,9 @@ def _draw_node(axes: Axes, found: Estimate, stage: int) -> None:
             fill=False, edgecolor=GROUP, linewidth=2.0,
         )  # fmt: skip
         axes.add_patch(box)
+    for row in range(ROWS if plan.dp > 1 else 0):  # replicas of a slice share its gradients
+        ends = [left + 0.74, left + 1.26]
+        axes.plot(ends, [row + 0.24] * 2, color="black", lw=2.0, zorder=4)
     if stage < plan.pp - 1:
         ends = (left + COLUMNS + 0.12, ROWS / 2), (left + STEP - 0.12, ROWS / 2)
         axes.add_patch(
@@ -76,7 +81,8 @@ def _draw_node(axes: Axes, found: Estimate, stage: int) -> None:
 
 
 def _links(found: Estimate) -> list[tuple[str, str]]:
-    """A line an axis: over which link it talks, and what a GPU of stage 1 sends in a step."""
+    """A line an axis: over which link it talks, what a GPU of stage 1 sends in a step, and how long
+    that takes at the link's line rate."""
     plan, cluster = found.plan, found.cluster
     sent = axis_bytes(found.model, plan, found.batch)[1]
     near = cluster.device.nvlink
@@ -84,16 +90,20 @@ def _links(found: Estimate) -> list[tuple[str, str]]:
         f"NVLink, {near.link_bytes_per_second / GB:.0f} GB/s a direction" if near else "the node"
     )
     far = cluster.network_bytes_per_second / cluster.gpus_per_node / GB
+    tp_seconds = f", {sent['tp'] / near.link_bytes_per_second:.0f} s of it" if near else ""
+    pp_seconds = sent["pp"] / GB / far
     lines = [
         (GROUP, f"blue group: TP {plan.tp}, gathers and scatters in every block over {speed}; a GPU "
-         f"sends {sent['tp'] / GB:,.0f} GB a step"),
+         f"sends {sent['tp'] / GB:,.0f} GB a step{tp_seconds}"),
         (SEND, f"red: {COLUMNS * ROWS} parallel sends, each GPU to its own t"
          + " and d" * (plan.dp > 1) + f"; activations forth, gradients back; {far:.0f} GB/s a GPU; "
-         f"{sent['pp'] / GB:,.0f} GB a step"),
+         f"{sent['pp'] / GB:,.0f} GB a step, {pp_seconds:.1f} s of it"),
     ]  # fmt: skip
     if plan.dp > 1:
         place = axis_links(found)["dp"]
-        text = f"DP {plan.dp}: the same t of d0 and d1, {place}, once a step: {sent['shard'] / GB:,.0f} GB"
+        text = f"black: DP {plan.dp}, the same t of d0 and d1, {place}, once a step: {sent['shard'] / GB:,.0f} GB"
+        if near:
+            text += f", {sent['shard'] / near.link_bytes_per_second:.2f} s of it"
         lines.append(("black", text))
     return lines
 
@@ -109,20 +119,31 @@ def draw_memory_beside(plans: Sequence[Estimate], *, title: str) -> Figure:
     with course_style():
         figure = Figure(figsize=(10.5, 4.2), layout="constrained")
         panels = figure.subplots(1, len(plans), sharey=True, squeeze=False)[0]
-        handles: list[Patch] = []
+        handles: list[Patch | Line2D] = []
         for axes, found in zip(panels, plans, strict=True):
-            handles = stack_stages(axes, found)
+            handles = [*stack_stages(axes, found), _interval(axes, found)]
             needed, room = found.peak.needed_bytes, found.cluster.device.memory_bytes
             axes.set_title(
                 f"{found.model.name}: {(room - needed) / GIB:.0f} GiB empty on stage 0", fontsize=11
             )
         for axes in panels[1:]:
             axes.set_ylabel("")
-        visible = [h for h in handles if _visible(str(h.get_label()), plans)]
+        visible = [
+            h for h in handles if isinstance(h, Line2D) or _visible(str(h.get_label()), plans)
+        ]
         figure.legend(handles=visible, loc="outside right upper")
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         print_evidence(figure, [plans[0].evidence])
     return figure
+
+
+def _interval(axes: Axes, found: Estimate) -> Line2D:
+    """The planner's interval of bytes, as a line over each bar."""
+    needed = [row.needed_bytes / GIB for row in found.stages]
+    low, high = ([factor * size for size in needed] for factor in BYTES_INTERVAL)
+    axes.vlines(range(len(needed)), low, high, color="black", lw=2.2, zorder=4)
+    words = "interval of bytes: x {} to {}".format(*BYTES_INTERVAL)
+    return Line2D([], [], color="black", lw=2.2, label=words)
 
 
 def _visible(name: str, plans: Sequence[Estimate]) -> bool:

@@ -1,7 +1,7 @@
-"""Published runs like the one that is planned, beside the planner: Ampere, 175B to 530B parameters.
+"""Published runs like the one that is planned, beside the planner: A100 and H100, 2B to 1T parameters.
 
-No constant of the planner was set on any of these rows. Narayanan's ZeRO-3 is left out: that
-DeepSpeed uses one port was read off it.
+Constants of the planner were set on Korthikanti's rows, which say so, and on no other. Narayanan's
+ZeRO-3 is left out: that DeepSpeed uses one port was read off it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from matplotlib.patches import Patch
 
 from evidence.validation import bloom, scale, table
 from evidence.validation.comparison import Comparison
-from evidence.validation.times import narayanan_table_2
-from utils.catalog import model_shape
+from evidence.validation.tables import whole
+from evidence.validation.times import korthikanti_comparisons, narayanan_table_2
+from utils.catalog import ModelShape, link, model_shape
 from utils.planner import Batch, Cluster, Plan, estimate
 from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.planner.flops import hardware_flops
@@ -31,14 +32,26 @@ from utils.views.style import course_style, print_evidence
 FSDP_TFLOPS = {1: 173.0, 2: 186.0}
 FSDP_GPUS = 512
 
+# Megatron-Core's table of GPT on H100 names neither micro-batch nor chunks a stage.
+UNSTATED_MICRO_BATCHES, UNSTATED_CHUNKS = (1, 2, 4), (1, 2, 4)
+
 # On that day BLOOM's nodes were tuned ("all TFLOPs have changed for the better (1-5%)"): the source
 # says not to compare runs across it.
 TUNED = "02-25"
 NOISE = 0.01  # repeats of one layout lie up to 0.6% apart; what lies closer than this has no order
 
-__all__ = ["Pair", "Relative", "draw_relatives", "megatron_ratios", "ranked_pairs", "relatives"]
+__all__ = [
+    "Move",
+    "Pair",
+    "Relative",
+    "draw_relatives",
+    "halved_slices",
+    "megatron_ratios",
+    "ranked_pairs",
+    "relatives",
+]
 
-DOT, BAND = "#1a5c94", "#d9d9d9"
+DOT, BAND, SEEN, ROOM = "#1a5c94", "#d9d9d9", "#777777", "#bd1f01"
 SPREAD = (-0.2, 0.0, 0.2, -0.1, 0.1)
 
 
@@ -51,6 +64,7 @@ class Relative(NamedTuple):
         ratios: Published over predicted, run by run: above 1 the planner said too little.
         tp_4: Which of them cut each matrix in 4; empty where none does.
         outside: What each run outside the interval was; empty where it is not told.
+        fitted: Constants of the planner were set on these runs.
     """
 
     name: str
@@ -58,6 +72,7 @@ class Relative(NamedTuple):
     ratios: tuple[float, ...]
     tp_4: tuple[bool, ...] = ()
     outside: tuple[str, ...] = ()
+    fitted: bool = False
 
     @property
     def inside(self) -> int:
@@ -86,6 +101,21 @@ class Pair(NamedTuple):
         return (self.published < 1) == (self.predicted < 1)
 
 
+class Move(NamedTuple):
+    """One layout and the same with TP halved and DP doubled, on one side of the tuning.
+
+    Attributes:
+        name: Layers, stages and micro-batch.
+        published, predicted: Seconds of the second over those of the first, minus 1.
+        fitted: A constant of the planner was set on one of them.
+    """
+
+    name: str
+    published: float
+    predicted: float
+    fitted: bool
+
+
 def relatives() -> list[Relative]:
     """Seconds first, then bytes."""
     rates = [row for row in narayanan_table_2() if row.scheme == "PTD"]
@@ -97,19 +127,45 @@ def relatives() -> list[Relative]:
     after = [row for row in steps if dates[_line(row)] >= TUNED]
     megascale = _unfitted(scale.megascale_comparisons())
     fsdp = tuple(_fsdp_tflops(b) / rate for b, rate in FSDP_TFLOPS.items())
+    korthikanti = tuple(row.published / row.predicted for row in korthikanti_comparisons())
+    core = tuple(_core_ratio(row) for row in table("megatron_core_h100"))
     return [
-        Relative("Narayanan 2021, Megatron-LM: seconds", SECONDS_INTERVAL, narayanan),
-        _relative("MegaScale 2024, Megatron-LM: seconds", SECONDS_INTERVAL, megascale),
-        _relative("BLOOM to 24 February 2022: seconds", SECONDS_INTERVAL, before),
-        _relative("BLOOM from 25 February 2022: seconds", SECONDS_INTERVAL, after),
-        Relative("FSDP 2023, ZeRO-3: seconds", SECONDS_INTERVAL, fsdp),
+        Relative("Korthikanti 2022, Megatron-LM, A100", SECONDS_INTERVAL, korthikanti, fitted=True),
+        Relative("Narayanan 2021, Megatron-LM, A100", SECONDS_INTERVAL, narayanan),
+        _relative("MegaScale 2024, Megatron-LM, Ampere", SECONDS_INTERVAL, megascale),
+        _relative("BLOOM to 24 February 2022, A100", SECONDS_INTERVAL, before),
+        _relative("BLOOM from 25 February 2022, A100", SECONDS_INTERVAL, after),
+        Relative("FSDP 2023, ZeRO-3, A100", SECONDS_INTERVAL, fsdp),
+        Relative("Megatron-Core 2024, GPT on H100", SECONDS_INTERVAL, core),
         _relative("BLOOM 2022: bytes", BYTES_INTERVAL, _unfitted(bloom.memory_comparisons()), True),
     ]
 
 
 def megatron_ratios(rows: Sequence[Relative]) -> list[float]:
-    """Published over predicted seconds of all of Megatron-LM's runs."""
-    return [ratio for row in rows if "Megatron-LM" in row.name for ratio in row.ratios]
+    """Published over predicted seconds of Megatron-LM's runs that no constant was set on."""
+    free = [row for row in rows if "Megatron-LM" in row.name and not row.fitted]
+    return [ratio for row in free for ratio in row.ratios]
+
+
+def halved_slices() -> list[Move]:
+    """BLOOM's pairs with TP 8 to 4, DP doubled, and stages, micro-batch and heads kept."""
+    rows = table("bloom_prequel")
+    seen = {row["line"] for place, row in enumerate(rows) if place % 2 == 0}
+    kept = ("nhidden", "nlayers", "nheads", "gbs", "grad_mode", "n_gpus", "pp", "mbs")
+    runs = [
+        row
+        for row in [*rows, *table("bloom_prequel_held_back")]
+        if row["sec_per_it"] and row["note"][:5] >= TUNED
+    ]
+    moves = []
+    for old in (row for row in runs if row["tp"] == "8"):
+        for new in (row for row in runs if row["tp"] == "4"):
+            if all(old[name] == new[name] for name in kept):
+                name = f"{old['nlayers']} layers, PP {old['pp']}, micro-batch {old['mbs']}"
+                told = float(new["sec_per_it"]) / float(old["sec_per_it"]) - 1
+                said = bloom.seconds(new) / bloom.seconds(old) - 1
+                moves.append(Move(name, told, said, bool(seen & {old["line"], new["line"]})))
+    return sorted(moves, key=lambda move: move.published)
 
 
 def ranked_pairs() -> list[Pair]:
@@ -170,29 +226,98 @@ def _fsdp_tflops(micro_batch: int) -> float:
     return hardware_flops(model, plan, batch) / found.step_seconds / FSDP_GPUS / 1e12
 
 
-def draw_relatives(rows: Sequence[Relative]) -> Figure:
-    """Every run as a mark, over the interval that the planner promises.
+def _core_ratio(row: dict[str, str]) -> float:
+    """Published over predicted seconds of one of Megatron-Core's runs.
+
+    Of the micro-batches and chunks that the table leaves open, the fastest that fits is taken: no
+    other choice makes the planner promise more.
+    """
+    hidden, tp, pp = whole(row["hidden"]), whole(row["tp"]), whole(row["pp"])
+    model = ModelShape(
+        name=row["size"],
+        family="gpt",
+        layers=whole(row["layers"]),
+        hidden=hidden,
+        heads=whole(row["heads"]),
+        feedforward=4 * hidden,
+        vocabulary=131_072,
+        max_sequence=4096,
+        positions="learned",
+    )
+    port = link("InfiniBand NDR").link_bytes_per_second
+    nodes = whole(row["n_gpus"]) // 8
+    cluster = Cluster(gpu="H100", nodes=nodes, network_bytes_per_second=8 * port)
+    batch = Batch(sequences=whole(row["batch"]), sequence_length=4096)
+    found = [
+        estimate(
+            model,
+            cluster,
+            Plan(
+                dp=whole(row["dp"]),
+                tp=tp,
+                pp=pp,
+                virtual_stages=chunks,
+                micro_batch=micro_batch,
+                sequence_parallel=tp > 1,
+                overlap_tp=tp > 1,
+                zero_stage=1,
+            ),
+            batch,
+        )
+        for micro_batch in UNSTATED_MICRO_BATCHES
+        for chunks in (UNSTATED_CHUNKS if pp > 1 else (1,))
+        if model.layers % (pp * chunks) == 0
+    ]
+    return max(plan.mfu for plan in found if plan.fits) / (float(row["mfu_pct"]) / 100)
+
+
+def draw_relatives(rows: Sequence[Relative], *, room: float | None = None) -> Figure:
+    """Every run as a mark, over the interval that the planner promises; bytes have their own axis.
+
+    Args:
+        rows: Of `relatives()`.
+        room: Which multiple of its predicted bytes the plan in question has on its card.
 
     Raises:
         ValueError: no rows.
     """
     if not rows:
         raise ValueError("draw_relatives() needs rows; relatives() gives them.")
+    by_unit = {
+        "seconds of a step: published / predicted; right of 1 the run took longer": [
+            row for row in rows if "bytes" not in row.name
+        ],
+        "bytes: published / predicted; right of 1 the run held more": [
+            row for row in rows if "bytes" in row.name
+        ],
+    }
+    panels = {label: part for label, part in by_unit.items() if part}
     with course_style():
-        figure = Figure(figsize=(10.5, 1.9 + 0.55 * len(rows)), layout="constrained")
-        axes = figure.add_subplot()
-        for height, row in enumerate(rows):
-            _draw_row(axes, height, row)
-        axes.axvline(1.0, color="black", lw=1, zorder=2)
-        names = [f"{row.name}\n{_count(row)}" for row in rows]
-        axes.set_yticks(range(len(rows)), names, fontsize=9)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(False, axis="y")
-        axes.set_xlabel("published / predicted; right of 1 the planner promised too much")
-        axes.set_title("Published Ampere runs that no constant was set on")
-        figure.legend(handles=_marks(), loc="outside lower center", ncols=3, fontsize=9)
+        figure = Figure(figsize=(10.5, 2.6 + 0.52 * len(rows)), layout="constrained")
+        heights = [len(part) + 0.6 * ("bytes" in label) for label, part in panels.items()]
+        column = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (label, part) in zip(column, panels.items(), strict=True):
+            _draw_panel(axes, part)
+            axes.set_xlabel(label, fontsize=10)
+            if room and "bytes" in label:
+                axes.axvline(room, color=ROOM, ls="--", lw=1.8)
+        figure.suptitle("Published runs beside the planner's prediction of the same runs", x=0.01,
+                        ha="left", fontweight="bold")  # fmt: skip
+        handles = [*_marks(), *_room_mark(room)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
         print_evidence(figure, [Evidence.PREDICTED, Evidence.PUBLISHED])
     return figure
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Relative]) -> None:
+    for height, row in enumerate(rows):
+        _draw_row(axes, height, row)
+    axes.axvline(1.0, color="black", lw=1, zorder=2)
+    names = [f"{row.name}\n{_count(row)}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5 - 0.35 * any(row.outside for row in rows))
+    axes.grid(False, axis="y")
+    axes.margins(x=0.09)
 
 
 def _draw_row(axes: Axes, height: int, row: Relative) -> None:
@@ -204,11 +329,13 @@ def _draw_row(axes: Axes, height: int, row: Relative) -> None:
         ordered
     ):  # spread so that neighbours do not hide each other
         y = height + SPREAD[place % len(SPREAD)]
-        fill = "white" if four else DOT
-        axes.plot(ratio, y, "D" if four else "o", ms=5, mfc=fill, mec=DOT, mew=1.2, zorder=3)
+        mark, fill, edge = ("D", "white", DOT) if four else ("o", DOT, DOT)
+        if row.fitted:
+            mark, fill, edge = "X", SEEN, SEEN
+        axes.plot(ratio, y, mark, ms=5, mfc=fill, mec=edge, mew=1.2, zorder=3)
     beyond = [ratio for ratio in row.ratios if not low <= ratio <= high]
     for ratio, words in zip(beyond, row.outside, strict=False):
-        axes.text(ratio, height - 0.42, words, fontsize=7.5, ha="center", va="bottom", zorder=4)
+        axes.text(ratio, height - 0.4, words, fontsize=8.5, ha="center", va="bottom", zorder=4)
 
 
 def _count(row: Relative) -> str:
@@ -227,4 +354,14 @@ def _marks() -> list[Patch | Line2D]:
             **{**fine, "marker": "D", "mfc": "white"},
             label="a run with TP 4, as the winner",
         ),
+        Line2D(
+            [], [], marker="X", ls="", ms=5, color=SEEN, label="in-sample: constants were set on it"
+        ),
     ]
+
+
+def _room_mark(room: float | None) -> list[Line2D]:
+    if room is None:
+        return []
+    words = f"room on the card for the winner: x {room:.2f}"
+    return [Line2D([], [], color=ROOM, ls="--", lw=1.8, label=words)]

@@ -120,7 +120,7 @@ def review(
         _budget(spent, usd),
         _checkpoints(design, checkpoint_interval_seconds),
         _repair(design, spares),
-        _risk(design),
+        _risk(design, checkpoint_interval_seconds),
         _other_gpu(design, spent, tokens, left),
     )
     return Review(rows, spent)
@@ -255,8 +255,8 @@ def _batch(design: Estimate) -> Criterion:
 
 
 def _deadline(spent: Cost, days: float) -> Criterion:
-    low, high = spent.days_interval
-    reason = f"{low:,.0f} to {high:,.0f} days, the deadline is {days:,.0f}"
+    high = spent.days_interval[1]
+    reason = f"{spent.days:,.0f} days, on the slow side {high:,.0f}; the deadline is {days:,.0f}"
     return Criterion("time", high <= days, reason)
 
 
@@ -266,8 +266,8 @@ def _budget(spent: Cost, usd: float) -> Criterion:
     return Criterion("cost", high <= usd, reason)
 
 
-def _risk(design: Estimate) -> Criterion:
-    left = goodput(design.cluster)
+def _risk(design: Estimate, interval: float | None) -> Criterion:
+    left = goodput(design.cluster, checkpoint_interval_seconds=interval)
     slow_tp = design.plan.tp > design.cluster.gpus_per_node
     reason = (
         f"with nodes at hand failures leave {left.share[0]:.1%} to {left.share[1]:.1%}; tp "

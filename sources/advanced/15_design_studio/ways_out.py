@@ -14,12 +14,14 @@ from utils.planner.cost import Cost
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 
+from .answers import days_from_prediction
 from .review import Review
 
 __all__ = ["draw_ways_out"]
 
 RANGE, LIMIT, DARK = "#9ec8ee", "#bd1f01", "#222222"
 MARKS = "D^s"
+CLOSE = 0.03  # of the limit: what lies nearer has its number beside it
 
 
 def draw_ways_out(
@@ -62,8 +64,8 @@ def draw_ways_out(
 
 
 def _span(bill: Cost, unit: float, middle: float) -> tuple[float, float, float]:
-    """Low, middle and high, in days times the unit."""
-    low, high = bill.days_interval
+    """The prediction, middle and slow end, in days times the unit."""
+    low, high = days_from_prediction(bill)
     return low * unit, middle * unit, high * unit
 
 
@@ -78,7 +80,12 @@ def _panel(
         axes.barh(height, high - low, left=low, height=0.5, color=RANGE, edgecolor=DARK, lw=0.8)
         axes.plot([middle * center] * 2, [height - 0.25, height + 0.25], color=DARK, lw=2.5)
         for mark, factor in zip(MARKS, slower.values(), strict=False):
-            axes.plot(factor * center, height, mark, ms=6, mfc="white", mec=DARK, mew=1.4)
+            axes.plot(factor * center, height, mark, ms=6, mfc="white", mec=DARK, mew=1.4, zorder=4)
+            if abs(factor * center / limit - 1) < CLOSE:  # on which side of the limit is not seen
+                axes.annotate(
+                    f"{factor * center:.3g}", (factor * center, height), (10, 0),
+                    textcoords="offset points", va="center", fontsize=9, fontweight="bold",
+                )  # fmt: skip
     axes.axvline(limit, color=LIMIT, ls="--", lw=1.8)
     axes.set_xlim(left=0)
     axes.grid(False, axis="y")
@@ -90,7 +97,7 @@ def _legend(slower: Mapping[str, float]) -> list[Patch | Line2D]:
         for mark, words in zip(MARKS, slower, strict=False)
     ]
     return [
-        Patch(facecolor=RANGE, edgecolor=DARK, label="the planner's range"),
+        Patch(facecolor=RANGE, edgecolor=DARK, label="from the prediction to the slow end"),
         Line2D([], [], color=DARK, lw=2.5, label="middle, as Megatron-LM's runs took"),
         Line2D([], [], color=LIMIT, ls="--", lw=1.8, label="deadline, budget"),
         *marks,
