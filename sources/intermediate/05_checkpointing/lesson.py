@@ -571,7 +571,7 @@ for n in (1, 2, 4, 8):
 figure = draw_speeds(record.rows, token_flops=plain / (4 * 2048), peak_flops=card("H200").bf16_tflops * 1e12, device=f"{record.device}, {record.date}",
                      title=f"Recorded: 1.3B, 2,048 tokens a sequence, bf16, eager PyTorch {record.provenance['torch'].partition('+')[0]}", room_bytes=room_bytes)
 show(figure, alt="Tokens a second over the memory that a step reserved, for four ways and 1, 2, 4 and 8 sequences, with a line at what a 40 GB "
-     "card leaves. Filled points, which no other beats in both: every block of 2, 4 and 8, none of 2, 4 and 8, every 2nd of 4.")
+     "card leaves. Filled points, which no other beats in both: every block of 2 and 4, none of 2, 4 and 8, every 2nd of 4.")
 
 # %% [markdown]
 # **Read it.** Tensors came out as simulated, to half a percent; what is reserved, to 7%. *Every 2nd*, 12 of 24 blocks, takes
