@@ -18,18 +18,24 @@ from .moments import deciding
 
 __all__ = ["draw_arms"]
 
-NAMED = 0.5  # GiB: a smaller part has no number
-INSIDE = 1.3  # GiB: a narrower part has its number above the bar
+NAMED = 0.5  # GiB: a smaller part is not in the legend
+INSIDE = 1.5  # GiB: a narrower part has no number
+NEAR_LOSS = (
+    Category.LOGITS_AND_LOSS,
+    Category.TEMPORARIES,
+)  # told together: at the loss both are logits
 HEIGHT = 0.56  # of a bar, in rows
-COLUMNS = (1.16, 1.33, 1.42)  # where the sums stand, in lengths of the longest bar
+COLUMNS = (1.16, 1.32, 1.44)  # where the sums stand, in lengths of the longest bar
 
 
-def draw_arms(runs: Sequence[Measurement], room_bytes: int, *, title: str) -> Figure:
+def draw_arms(runs: Sequence[Measurement], room_bytes: int, *, margin: float, title: str) -> Figure:
     """A bar of tensors for each run, inside of an outline of what its allocator reserves.
 
     Args:
         runs: simulated steps on one card; each is named by what it does.
         room_bytes: what the card leaves beside its context.
+        margin: by how much a GPU may reserve more than was simulated; what fits without it, and
+            not with it, is open.
         title: with the setting.
 
     Raises:
@@ -48,7 +54,8 @@ def draw_arms(runs: Sequence[Measurement], room_bytes: int, *, title: str) -> Fi
         for row, (run, outline) in enumerate(zip(runs, reserved, strict=True)):
             _draw_bar(axes, row, run)
             axes.barh(row, outline, height=HEIGHT, fill=False, edgecolor="black", lw=1.0)
-            _say(axes, row, longest, (run.peak_bytes / GIB, outline), room)
+            verdict = "no" if outline > room else "yes" if margin * outline <= room else "open"
+            _say(axes, row, longest, (run.peak_bytes / GIB, outline), verdict)
         axes.axvline(room, color="black", ls="--", lw=1.5, zorder=4)
         axes.set_yticks(range(len(runs)), [f"{run.name}\n({deciding(run)})" for run in runs])
         axes.tick_params(axis="y", length=0, labelsize=10)
@@ -66,39 +73,42 @@ def draw_arms(runs: Sequence[Measurement], room_bytes: int, *, title: str) -> Fi
 
 
 def _draw_bar(axes: Axes, row: int, run: Measurement) -> None:
-    """The parts, each with its number: inside, or for narrow ones together above their middle."""
-    left, narrow = 0.0, list[tuple[float, float]]()  # where a narrow part begins, and its width
-    for category in run.breakdown:
-        width, look = run.breakdown[category] / GIB, LOOKS[category]
+    """The parts, each with its number where it is wide enough."""
+    left = 0.0
+    for category, width in _parts(run).items():
+        look = LOOKS[category]
         axes.barh(row, width, left=left, height=HEIGHT, color=look.color, hatch=look.hatch, lw=0)
         if width >= INSIDE:
-            _number(axes, left + width / 2, row, f"{width:.1f}", "center")
-        elif width >= NAMED:
-            narrow.append((left, width))
+            _number(axes, left + width / 2, row, f"{width:.1f}")
         left += width
-    if narrow:
-        middle = (narrow[0][0] + sum(narrow[-1])) / 2
-        text = " + ".join(f"{width:.1f}" for _, width in narrow)
-        _number(axes, middle, row - HEIGHT / 2 - 0.02, text, "bottom")
 
 
-def _number(axes: Axes, x: float, y: float, text: str, align: str) -> None:
+def _parts(run: Measurement) -> dict[Category, float]:
+    """GiB of each category, temporaries with the logits where there are any."""
+    parts = {category: run.breakdown[category] / GIB for category in run.breakdown}
+    logits, temporaries = NEAR_LOSS
+    if parts.get(logits, 0.0) >= NAMED:
+        parts[logits] += parts.pop(temporaries, 0.0)
+    return parts
+
+
+def _number(axes: Axes, x: float, y: float, text: str) -> None:
     box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "alpha": 0.85, "linewidth": 0}
-    axes.text(x, y, text, ha="center", va=align, fontsize=9, bbox=box, zorder=5)
+    axes.text(x, y, text, ha="center", va="center", fontsize=9, bbox=box, zorder=5)
 
 
-def _say(axes: Axes, row: int, longest: float, sums: tuple[float, float], room: float) -> None:
+def _say(axes: Axes, row: int, longest: float, sums: tuple[float, float], verdict: str) -> None:
     """Right of the bars: tensors, what is reserved, and the verdict that the second decides."""
-    told = {"tensors": f"{sums[0]:.1f}", "reserved": f"{sums[1]:.1f}"}
-    told["fits"] = "yes" if sums[1] <= room else "no"
+    told = {"tensors": f"{sums[0]:.1f}", "reserved": f"{sums[1]:.1f}", "fits": verdict}
     for place, (name, text) in zip(COLUMNS, told.items(), strict=True):
         for y, words in ((row, text), (-0.72, name))[: 2 if row == 0 else 1]:
             axes.text(place * longest, y, words, ha="right", va="center", fontsize=10)
 
 
 def _draw_legend(figure: Figure, runs: Sequence[Measurement]) -> None:
-    shown = [c for c in Category if any(run.breakdown[c] / GIB >= NAMED for run in runs)]
-    parts = [Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=str(c)) for c in shown]
+    shown = [c for c in Category if any(_parts(run).get(c, 0.0) >= NAMED for run in runs)]
+    names = {c: str(c) for c in shown} | {NEAR_LOSS[0]: "logits, loss and their temporaries"}
+    parts = [Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=names[c]) for c in shown]
     marks = [
         Patch(fill=False, edgecolor="black", label="reserved"),
         Line2D([], [], color="black", ls="--", label="the card"),

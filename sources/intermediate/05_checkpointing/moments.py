@@ -1,4 +1,4 @@
-"""The moments that may decide a checkpointed step's peak: the loss, the first tooth, the last one."""
+"""The moments that may decide a checkpointed step's peak: loss, first tooth, last tooth, optimizer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from utils.views.style import LOOKS, PHASE_SHADES, byte_unit, course_style, prin
 
 __all__ = ["deciding", "draw_moments", "moments"]
 
-LOSS, FIRST, LAST, STEP = "the loss", "first tooth", "last tooth", "optimizer step"
+LOSS, FIRST, LAST, STEP = "loss peak", "first tooth", "last tooth", "optimizer step"
 BESIDE = {  # where the names stand, in points, so that none covers another
-    LOSS: ((-14, 30), "right"),
-    FIRST: ((0, 48), "center"),
+    LOSS: ((-22, 34), "center"),
+    FIRST: ((34, 64), "left"),
     LAST: ((12, 26), "right"),
 }
 ALONE = (0, 8)  # where a panel has no tooth, over its one mark
-SMALLEST = 1 / 40  # of a panel's peak: less than that is no stripe on a screen
+SMALLEST = 1 / 15  # of a panel's peak: less than that is no stripe on a screen
 
 
 def moments(run: Measurement) -> dict[str, int]:
-    """The most bytes alive in the loss, in the first and the last tooth, and in the optimizer's step.
+    """The most bytes alive around the loss, in the first and the last tooth, and in the optimizer's step.
 
-    The loss lasts until a block runs again. A tooth begins where a checkpointed block runs again and ends where the next one does, or
+    The loss peak is sought until a block runs again. A tooth begins where a checkpointed block runs again and ends where the next one does, or
     backward. A step in which nothing runs again has no tooth.
     """
     timeline, places = run.timeline, _places(run.timeline)
@@ -148,12 +148,12 @@ def _mark(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> None:
         axes.plot([at], [height], "v", color="black", markersize=6, zorder=5)
         offset, side = BESIDE[name] if FIRST in places else (ALONE, "center")
         axes.annotate(
-            name,
+            f"{name}: {height:.1f}",
             (at, height),
             offset,
             textcoords="offset points",
             ha=side,
-            fontsize=10,
+            fontsize=9,
             arrowprops={"arrowstyle": "-", "lw": 0.8, "shrinkB": 4} if offset != ALONE else None,
         )
 

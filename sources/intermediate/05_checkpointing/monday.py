@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 import torch._functorch.config as functorch_config
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from utils.models import Transformer, TransformerConfig
 from utils.simulation import simulate
 from utils.techniques import checkpoint_blocks
 
+from .repeatable import NotRepeatableError, check_repeatable
 from .step_costs import kept_bytes
 
 SMALL = TransformerConfig(vocabulary=64, hidden=64, layers=6, heads=4, feedforward=176)
@@ -65,14 +68,17 @@ def block_1(text: str) -> None:
     told: list[io.StringIO] = []
     run = simulate(build, step, device="A100 40GB")
     lines = [line.rsplit(maxsplit=2) for line in told[-1].getvalue().splitlines()]
-    names = ["the loss", *(f"tooth {n}" for n in reversed(range(6))), "rest", "optimizer step"]
+    names = ["loss peak", *(f"tooth {n}" for n in reversed(range(6))), "rest", "optimizer step"]
     assert [name for name, *_ in lines] == names, f"it prints {lines}"
     highest, peak = max(float(size) for _, size, _ in lines), run.peak_bytes / 2**30
     assert abs(highest - peak) < 0.01 < peak, f"{highest} GiB printed, {peak:.2f} GiB simulated"
 
 
 def block_2(text: str) -> None:
-    """Every block recomputed, gradients compared by the block itself: less than half of the peak."""
+    """Every block recomputed, gradients compared by the lines: less than half of the peak.
+
+    Blocks that draw numbers without torch are caught, as `check_repeatable` catches them.
+    """
     model = _model()
     peak, loss = _peak_and_loss(model, _next_token_loss)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -83,6 +89,38 @@ def block_2(text: str) -> None:
     lower, again = _peak_and_loss(model, _next_token_loss)
     assert lower < peak / 2, f"the peak falls from {peak:,} bytes to {lower:,}: less than by half"
     assert loss == again, f"the loss was {loss}, and is {again}"
+    for generator, seed in ((random.random, random.seed), (np.random.random, np.random.seed)):
+        seed(1)
+        _caught(text, generator)
+
+
+class _OwnDropout(nn.Module):
+    """Drops columns by numbers that torch does not draw."""
+
+    def __init__(self, generator: Callable[[], float]) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([self.generator() > 0.5 for _ in range(x.shape[-1])])
+
+
+def _caught(text: str, generator: Callable[[], float]) -> None:
+    model = _model(layers=2)
+    own = nn.Sequential(_OwnDropout(generator), model.blocks[0].feedforward)
+    model.blocks[0].feedforward = own
+    try:
+        check_repeatable(own, torch.ones(4, 64))
+    except NotRepeatableError:
+        pass  # expected: it draws another mask at each run
+    else:
+        raise AssertionError("check_repeatable passes a block that draws other masks")
+    try:
+        run_block(text, model=model, loss_of=_loss_of, batch=BATCH)
+    except AssertionError as error:
+        assert "another step than before" in str(error), f"it is caught by another line: {error}"
+    else:
+        raise AssertionError("a block that draws numbers without torch passes the comparison")
 
 
 def block_3(text: str) -> None:

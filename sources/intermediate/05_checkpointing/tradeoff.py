@@ -78,7 +78,7 @@ def draw_tradeoff(
             axes.axhline(
                 limit_bytes / unit_bytes, color="black", ls=":", label="what the card leaves"
             )
-        axes.margins(x=0.3)
+        axes.margins(x=0.4)  # room for the names, which stand right of their points
         axes.set_ylim(0, 1.15 * max([*peaks, limit_bytes or 0]) / unit_bytes)
         axes.set_xlim(left=max(axes.get_xlim()[0], -0.06 * max(costs)))  # a cost is no loss
         axes.set_xlabel(cost_label)
