@@ -13,8 +13,8 @@
 #
 # **The question.** Eight nodes are only three times as fast as one. Why?
 #
-# **Promise.** You write a ring all-reduce, predict what a message costs, put a slow link between two hosts, hide sending
-# behind computing, and find the four faults of a job on eight nodes.
+# **Promise.** You write a ring all-reduce, predict what messages cost, hide sending behind computing, and find four faults of
+# a job on eight nodes.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -53,7 +53,7 @@ from utils.lessons.lesson_11.wire import Wire, messages
 # ## A bet
 #
 # A simulated job: 1.3 billion parameters, 2.6 GB of gradients, eight GPUs and eight network ports of 200 Gb/s a node. Eight
-# nodes should take eight times the data in the time of one healthy node with the same script. See how often they send.
+# nodes should take eight times the data in the time of one healthy node with the same script. Watch how often they send.
 
 # %%
 job = lesson_job()
@@ -73,8 +73,8 @@ show(draw_steps(step_lanes(job), [job] * job.nodes, title=f"A step: one node {al
      "longer in each pass, and the others wait for it. A strip below each lane: the network sends from early in backward on.")
 
 # %% [markdown]
-# Each node takes its batch in three passes (micro-batches), and seven wait for node 5 in each. Replace node 5, and cure nothing else: how
-# many times as fast as one node are the eight then?
+# Each node takes its batch in three passes (micro-batches), and seven wait for node 5 in each. Replace node 5, and cure nothing
+# else: how many times as fast as one node are the eight then?
 
 # %%
 my_bet_times_as_fast = ...
@@ -133,8 +133,8 @@ print(f"{len(hops)} messages in {hops[-1].step} steps, every one to the right ne
 print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} bytes, B = {B:,} (counted); gloo's result to 1e-12")
 
 # %% [markdown]
-# **Read it.** A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks
-# there are*. The price is steps: $2(N - 1)$.
+# **Read it.** A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks there are*. The price is steps:
+# $2(N - 1)$.
 #
 # **Trap.** A right result proves no ring: the *whole* tensor may go round
 # ([ARENA 3.0, pull request 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). So the cell asserts bytes *and* neighbours.
@@ -149,8 +149,8 @@ check("11.ring_of_64", ring_of_64_gb)
 # ### Trees, and the rest
 #
 # In a **binomial tree** ranks add up in pairs, then pairs of pairs, up to rank 0, and the sum comes down again: whole
-# tensors in $2 \log_2 N$ steps. Below: steps, bytes of the rank that sends most, and the result beside that of gloo,
-# PyTorch's library for CPUs.
+# tensors in $2 \log_2 N$ steps. The table shows steps, bytes of the rank that sends most, and whether gloo,
+# PyTorch's library for CPUs, has the same result.
 
 # %% tags=["nbval-check-output"]
 RANKS = 8
@@ -171,7 +171,7 @@ for name, (steps, most) in FORMULAS.items():
 #
 # ### Break it: a collective in another order
 #
-# Rank 1 gathers first and reduces then; the others do it the other way round.
+# Rank 1 gathers first; the others reduce first.
 
 # %%
 def in_another_order():
@@ -253,15 +253,14 @@ display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).h
 
 # %% [markdown]
 # **Read it.** A gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one. 64 KiB are
-# all start.
+# all start: more ports do not help.
 #
 # ## 3. Two hosts
 #
 # `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in each direction. Ranks 0 to 3
-# live on host 0, 4 to 7 on host 1. Elsewhere (macOS, Colab, Binder) messages to the other host
-# wait as long. A *flat* ring goes through all eight ranks, in the order that `wire.among` gives it. A
-# *hierarchical* all-reduce is a reduce-scatter inside each host, then an all-reduce of each part between the hosts, then an
-# all-gather inside each host.
+# live on host 0, 4 to 7 on host 1. Elsewhere (macOS, Colab, Binder) messages to the other host wait as long. A *flat* ring
+# goes through all eight ranks, in the order that `wire.among` gives it. A *hierarchical* all-reduce is a reduce-scatter
+# inside each host, then an all-reduce of each part between the hosts, then an all-gather inside each host.
 
 # %%
 NBYTES, MEGABITS = 4 * MIB, 200
@@ -317,8 +316,8 @@ for hosts in (2, 16, 64):
 # %% [markdown]
 # **Read it.** The flat ring sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$ hosts.
 # That gain vanishes with many hosts. *Order* matters more: so launchers number ranks host by host, and NCCL reads the
-# topology. The prediction is the kernel's bytes over the link's rate. We did not separate the rest. One candidate: the link idles
-# while hierarchical ranks work inside their host.
+# topology. The prediction is the kernel's bytes over the link's rate. We did not separate the causes
+# of the rest. One candidate: the link idles while hierarchical ranks work inside their host.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -386,12 +385,12 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 
 # %% [markdown]
 # **Read it.** One bucket for all hides nothing. Small ones hide most where a start is cheap; where it is expensive (+10 ms),
-# a middle size wins, and neighbours may tie. The prediction queues all-reduces at the times that they took alone.
+# a middle size wins. The prediction queues all-reduces at the times that they took alone.
 # DDP's size is `bucket_cap_mb`, 25 by default (the very first bucket 1).
 #
 # ## 5. Reading the tools
 #
-# From real clusters, shortened.
+# These logs are from real clusters, and shortened.
 # **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
 # ([NVIDIA/nccl 1519](https://github.com/NVIDIA/nccl/issues/1519)):
 #
@@ -424,8 +423,7 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 
 # %% [markdown]
 # **`all_reduce_perf`** of nccl-tests prints two bandwidths. *algbw* is size over time. *busbw* is algbw times
-# $2(N-1)/N$: for a ring, what the links carried, comparable to their rate whatever $N$
-# ([NVIDIA/nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)):
+# $2(N-1)/N$: for a ring, what each link carried ([NVIDIA/nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)):
 #
 # ```
 #      size (B)    time (us)   algbw (GB/s)   busbw (GB/s)
@@ -434,7 +432,7 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 #     134217728        49264           2.72           5.22
 # ```
 #
-# Twice the size takes eleven times as long, as no alpha-beta line does: at 64 MiB NCCL changes algorithm or protocol, or the
+# Twice the size takes eleven times as long: at 64 MiB NCCL changes algorithm or protocol, or the
 # network is congested. Between two nodes, not more, set `NCCL_ALGO=RING`: trees may print more than the ports carry
 # ([nccl-tests 169](https://github.com/NVIDIA/nccl-tests/issues/169)); then expect 46-48 GB/s a port of 400 Gb/s
 # ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
@@ -463,11 +461,12 @@ print(job.look("hardware"), job.look("network"), sep="\n\n")
 print(job.look("collectives"), job.look("code"), sep="\n\n")
 
 # %% [markdown]
-# **Collectives.** Three times as many buckets of 25 MiB as the gradients fill: one all-reduce a pass. Node 5 waits for
-# nobody: its all-reduce is the *shortest*. **Code.** Every node waits for its loader.
+# **Collectives.** There are three times as many buckets of 25 MiB as the gradients fill: the job sends in every pass. Node 5
+# waits for nobody: its all-reduce is the *shortest*. **Code.** Every node waits for its loader.
 #
 # Predict before you cure. Between 8 nodes an all-reduce takes $\alpha + 2 \cdot \frac{7}{8} B \beta$, the hierarchical formula
-# without the work inside nodes. We assume 80% of the rates: TCP gets 10 GB/s, InfiniBand's eight ports 160.
+# without the work inside nodes. We assume 80% of the rates: 10 GB/s for TCP through one port of 100 Gb/s, and 160
+# for eight ports of InfiniBand.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -487,8 +486,8 @@ for name, network, slowest in (("as found", TCP, 1.35), ("node 5 replaced", TCP,
 print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports")
 
 # %% [markdown]
-# The first line gives node 5's 901 ms. The second answers the bet: a healthy backward hides less. So small a share as in the
-# last means the wrong network. Now cure:
+# The first line gives node 5's 901 ms. The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of
+# the ports means the wrong network. Now cure the causes in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
@@ -511,11 +510,11 @@ show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step;
      "all-reduce is left, with InfiniBand none. The last lane is forward and backward alone.")
 
 # %% [markdown]
-# **The answer.** Too many bytes for the way: TCP, three times a step. Replacing node 5 takes away 189 ms of waiting, and 901
-# ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the one node gains more.
+# **The answer.** The job sends too much over too slow a way: three times a step, over TCP. Replacing node 5 takes away 189 ms of waiting, and 901
+# ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65, because one node gains more by it.
 #
-# Cures overlap. Here is every combination. `no_sync` (lesson 04) keeps three passes and
-# sends in the last. One pass needs three times the activations: measure its peak first.
+# Cures overlap. Here is every combination. `no_sync` (lesson 04) keeps three passes and sends in the last. One pass needs
+# three times the activations: measure its peak first.
 
 # %%
 LINKS = {f"TCP, {rate} GB/s": TCP._replace(bytes_per_second=rate * GB) for rate in (5, 10, 20)} | {"InfiniBand": INFINIBAND}
@@ -531,9 +530,9 @@ for (sending, (passes, hiding)), slowest in itertools.product(SENDING.items(), (
 display(pd.DataFrame(verdict).T.style.format(precision=2).set_caption("times one node (predicted); the job has TCP at 10 GB/s, beside it half and twice that"))
 
 # %% [markdown]
-# **Read it.** After InfiniBand, 6.17, node 5 is the step to 8.00, whatever TCP's rate was. One pass gives nearly as much, 6.14, but
-# 4.05 at half the rate. Then a new node 5 gives 6.87: its slow backward had hidden TCP. `no_sync` sends as little, with the last
-# backward alone to hide it: 4.53. Cure the network first.
+# **Read it.** InfiniBand gives 6.17, and a new node 5 after it 8.00, whatever TCP's rate was. One pass gives nearly as much,
+# 6.14, but 4.05 at half the rate. A new node 5 after it gives 6.87: the slow backward had hidden what TCP sends. `no_sync`
+# sends as little as one pass, but only the last backward hides it: 4.53. Cure the network first.
 #
 # **Question.** Another job of eight nodes: seven show 300 ms in all-reduce after backward, node 3 shows 20 ms. Which
 # node do you look at first?
@@ -555,8 +554,7 @@ check("11.node_to_look_at", node_to_look_at)
 # | larger buckets | a start is expensive | a slow link: bytes stay |
 # | fewer bytes (bf16 gradients, accumulation) | the link is full | stragglers |
 #
-# **Test yourself.** Eight nodes are only three times as fast as one. What do you look at, in which order, with which
-# tool?
+# **Test yourself.** Eight nodes are only three times as fast as one. Which tool do you ask, in which order?
 #
 # <details><summary>Answer</summary>
 #
@@ -570,7 +568,7 @@ check("11.node_to_look_at", node_to_look_at)
 # the [solution](../../solutions/advanced/11_links.ipynb).
 #
 # **References.** Thakur, Rabenseifner and Gropp 2005, [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521).
-# Li and others 2020, *PyTorch Distributed*, [arXiv:2006.15704](https://arxiv.org/abs/2006.15704). NVIDIA,
+# NVIDIA,
 # [nccl-tests on bandwidths](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md),
 # [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
 
@@ -601,8 +599,8 @@ check("11.node_to_look_at", node_to_look_at)
 #     print(f"busbw {busbw_gb_per_second:.1f} GB/s, {busbw_gb_per_second / PORTS_GB_PER_SECOND:.0%} of the ports")
 # ```
 #
-# On two nodes start it with `NCCL_ALGO=RING`, on more without. Above 80%: well; section 5's 46 of 50 GB/s are 92%. Below: test
-# halves of the nodes, and halve the slow one again. Below 50%: test each port. Below 10%: look for `Socket`.
+# On two nodes start it with `NCCL_ALGO=RING`, on more without. Above 80%: well; section 5's 46 of 50 GB/s are 92%. From 50
+# to 80%: test halves of the nodes, then halves of the slow half. Below 50%: test each port. Below 10%: look for `Socket`.
 #
 # ```
 # ib_write_bw -d mlx5_0 --report_gbits            # on node A; then on node B, and so for mlx5_1, ..., mlx5_7:
@@ -615,8 +613,8 @@ check("11.node_to_look_at", node_to_look_at)
 #
 # ```
 # docker run --gpus all --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...
-# export NCCL_IB_HCA=mlx5 NCCL_SOCKET_IFNAME=eth0                     # the cards; where ranks find each other
-# NCCL INFO Channel 07/0 : 0[0] -> 8[0] [send] via NET/IB/7/GDRDMA    # good: the card itself reads the GPU's memory
+# export NCCL_IB_HCA=mlx5 NCCL_SOCKET_IFNAME=eth0    # the cards; where ranks find each other
+# NCCL INFO Channel 07/0 : 0[0] -> 8[0] [send] via NET/IBext_v8/7/GDRDMA    # good (nccl 1453): the card reads the GPU's memory
 # ```
 #
 # **Is it a node?** Under DDP, each rank by itself, without a collective. Give all ranks the *same* batches:
@@ -643,7 +641,7 @@ check("11.node_to_look_at", node_to_look_at)
 #     print(f"ranks above 1.05 of the median's seconds: {slow}")
 # ```
 #
-# All of one node's ranks, and no others: look at that node.
+# If they are all of one node, look at it.
 #
 # **Is it the collectives?** In a `torch.profiler` trace, sum `ncclDevKernel` after the last backward kernel. Send once:
 #
