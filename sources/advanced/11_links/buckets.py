@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from matplotlib.figure import Figure
 
-from utils.views.lanes import Span
+from utils.views.lanes import Span, draw_lanes
 
 from .algorithms import ring_all_reduce
 from .wire import Wire
@@ -52,17 +53,31 @@ def _seconds_alone(wire: Wire, nbytes: int) -> float:
 
 
 def bucket_lanes(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
-    """The first run's backward, and below it the all-reduces of every run, each from its own start."""
+    """The first run's backward, and below it what every run sent, each from its own start."""
     lanes: dict[str, list[Span]] = {}
     for name, (spans, _) in runs.items():
         start = min(span.start_seconds for span in spans if span.kind == "backward")
-        for kind, lane in (("backward", "backward"), ("all-reduce", name)):
-            lanes.setdefault(
-                lane,
-                [
-                    Span(kind, s.start_seconds - start, s.end_seconds - start)
-                    for s in spans
-                    if s.kind == kind
-                ],
-            )
+        moved = [Span(s.kind, s.start_seconds - start, s.end_seconds - start) for s in spans]
+        lanes.setdefault("backward", [s for s in moved if s.kind == "backward"])
+        # An all-reduce first: kinds get their colours in the order in which they appear.
+        sent = [s for s in moved if s.kind != "backward"]
+        lanes[name] = sorted(sent, key=lambda s: (s.kind, s.start_seconds))
     return lanes
+
+
+def draw_buckets(runs: Mapping[str, Run], *, title: str, device: str) -> Figure:
+    """The lanes, and a line where backward ends: what lies right of it is not hidden."""
+    lanes = bucket_lanes(runs)
+    figure = draw_lanes(lanes, title=title, device=device)
+    end_ms = 1e3 * lanes["backward"][0].end_seconds
+    axes = figure.axes[0]
+    axes.axvline(end_ms, color="black", lw=1.2, ls="--", zorder=3)
+    axes.annotate(
+        "backward ends: what is right of it, shows",
+        (end_ms, 0),
+        xytext=(4, 0),
+        textcoords="offset points",
+        fontsize=9,
+        va="center",
+    )
+    return figure

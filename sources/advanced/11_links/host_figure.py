@@ -19,13 +19,20 @@ APART = 2.6  # between the hosts' ranks
 MOST_WAYS = 4
 
 
-def draw_hosts(ways: Mapping[str, Sequence[Message]], nbytes: int, *, title: str) -> Figure:
+def draw_hosts(
+    ways: Mapping[str, Sequence[Message]],
+    nbytes: int,
+    *,
+    title: str,
+    seconds: Mapping[str, float] | None = None,
+) -> Figure:
     """A panel a way: arrows from who sends to who receives, and the bytes from host 0 to host 1.
 
     Args:
         ways: the messages of an all-reduce on two hosts of as many ranks, by name.
         nbytes: of the tensor, in which the crossing bytes are counted.
         title: of the figure.
+        seconds: that each way took, where that was measured.
 
     Raises:
         ValueError: no ways, or more than there is room for.
@@ -33,17 +40,18 @@ def draw_hosts(ways: Mapping[str, Sequence[Message]], nbytes: int, *, title: str
     if not 1 <= len(ways) <= MOST_WAYS:
         raise ValueError(f"draw_hosts() draws 1 to {MOST_WAYS} ways; these are {len(ways)}.")
     with course_style():
-        figure = Figure(figsize=(3.1 * len(ways) + 0.2, 4.2), layout="constrained")
+        figure = Figure(figsize=(3.1 * len(ways) + 0.2, 4.4), layout="constrained")
         panels = figure.subplots(1, len(ways), squeeze=False)[0]
         for axes, (name, messages) in zip(panels, ways.items(), strict=True):
-            _draw_way(axes, messages, nbytes)
+            took = f"\n{1e3 * seconds[name]:,.0f} ms" if seconds else ""
+            _draw_way(axes, messages, nbytes, took)
             axes.set_title(name, fontsize=11, loc="center")
         figure.suptitle(f"{title}\nthick: over the cable", x=0.01, ha="left", fontsize=12)
         print_evidence(figure, [Evidence.MEASURED], ["real ranks"])
     return figure
 
 
-def _draw_way(axes: Axes, messages: Sequence[Message], nbytes: int) -> None:
+def _draw_way(axes: Axes, messages: Sequence[Message], nbytes: int, took: str) -> None:
     per_host = (1 + max(max(m.source, m.target) for m in messages)) // 2
     for host in (0, 1):
         corner = (APART * host - 0.55, -per_host + 0.35)
@@ -61,13 +69,13 @@ def _draw_way(axes: Axes, messages: Sequence[Message], nbytes: int) -> None:
     axes.text(
         APART / 2,
         -per_host + 0.1,
-        f"host 0 to 1: {crossing / nbytes:.2f} B\n{steps} steps",
+        f"host 0 to 1: {crossing / nbytes:.2f} x the tensor\n{steps} steps{took}",
         ha="center",
         va="top",
         fontsize=10,
     )
     axes.set_xlim(-0.75, APART + 0.75)
-    axes.set_ylim(-per_host - 0.9, 1.15)
+    axes.set_ylim(-per_host - 1.2, 1.15)
     axes.set_aspect("equal")
     axes.set_axis_off()
 

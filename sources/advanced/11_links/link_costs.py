@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from utils.checked import check_public
 from utils.traffic.cost import AlphaBeta
@@ -47,6 +48,7 @@ def draw_link_costs(
         )
     sizes = [size for row in points.values() for size, _ in row] or [2**10, 2**30]
     span = np.geomspace(min(sizes), max(sizes), 200)
+    how = "fitted" if points else "predicted"
     with course_style():
         figure, axes = empty_figure(height=4.2)
         axes.set_xscale("log", base=2)
@@ -55,7 +57,7 @@ def draw_link_costs(
             if name in points:
                 axes.plot(*zip(*points[name], strict=True), marker, color=color, ms=6, label=name)
             if name in lines:
-                label = f"{name}: {_words(lines[name])}"
+                label = f"{name}, {how}: {_words(lines[name])}"
                 axes.plot(
                     span,
                     [lines[name].seconds(n) for n in span],
@@ -68,12 +70,15 @@ def draw_link_costs(
         ticks = [2**power for power in range(8, 36, 4) if span[0] <= 2**power <= span[-1]]
         axes.set_xticks(ticks, [format_bytes(tick) for tick in ticks])
         axes.set_xlabel("size of the message")
-        axes.set_ylabel("seconds")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{1e3 * y:g}"))
+        axes.set_ylabel("time (ms)")
         axes.set_title(title)
         axes.margins(y=0.12)
         axes.legend(fontsize=9, loc="best")
-        kinds = [Evidence.MEASURED] * bool(points) + [Evidence.PREDICTED]
-        print_evidence(figure, kinds, [device] if points else [])
+        if points:  # a line through its own points foretells nothing
+            print_evidence(figure, [Evidence.MEASURED], [f"{device}; line fitted to these points"])
+        else:
+            print_evidence(figure, [Evidence.PREDICTED])
     return figure
 
 
