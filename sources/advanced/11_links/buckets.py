@@ -16,7 +16,7 @@ from .wire import Wire
 
 Run = tuple[list[Span], float]  # what happened when, and the step's seconds
 Case = tuple[float, int]  # seconds more a start, and layers in a bucket
-RUNS = 4
+RUNS, RUNS_ALONE = 4, 12  # alone is short, and one disturbed measurement spoils all predictions
 
 
 def sweep(
@@ -33,10 +33,10 @@ def sweep(
         sizes: a bucket's bytes, by its layers.
         starts: seconds more that an all-reduce takes to start.
     """
-    alone = [
-        (nbytes, min(_seconds_alone(wire, nbytes) for _ in range(RUNS)))
-        for nbytes in sizes.values()
+    rounds = [
+        [_seconds_alone(wire, nbytes) for nbytes in sizes.values()] for _ in range(RUNS_ALONE)
     ]
+    alone = list(zip(sizes.values(), map(min, zip(*rounds, strict=True)), strict=True))
     runs = {
         (more, layers): [train_step(wire, layers, more) for _ in range(RUNS)]
         for more in starts
