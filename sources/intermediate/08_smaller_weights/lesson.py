@@ -430,8 +430,9 @@ def attend_fp8(query, key, value):
 narrow = copy.deepcopy(model)
 for block in narrow.blocks:
     block.attention.attend = attend_fp8
-change, spread = growth(sequence_losses(narrow, held_out))
-print(f"cache in fp8: perplexity {change:+.3f}% a byte (standard error {spread:.3f})")
+for what, found in {"cache in fp8": sequence_losses(narrow, held_out), "GPTQ-4": losses["GPTQ-4"], "nearest-4": losses["nearest-4"]}.items():
+    change, spread = growth(found)
+    print(f"{what:<12} perplexity {change:+.2f}% a byte (standard error {spread:.2f})")
 
 # %% [markdown]
 # About what 4-bit weights cost by GPTQ, and far less than to nearest. Now the speed. For one token of one reader, a GPU reads every weight once: **bandwidth over bytes bounds
