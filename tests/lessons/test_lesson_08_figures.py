@@ -12,7 +12,9 @@ from utils.lessons.lesson_08.figures import (
     draw_decoding,
     draw_error_by_bits,
     draw_grid,
+    draw_inputs,
     draw_price,
+    draw_rates,
 )
 from utils.units import GIB
 
@@ -27,10 +29,22 @@ def test_the_line_joins_the_middle_of_the_draws() -> None:
     assert axes.get_yscale() == "log", "factors are read as distances"
 
 
+def test_a_method_looks_the_same_in_all_figures() -> None:
+    one = draw_error_by_bits(ERRORS).axes[0].get_lines()
+    other = draw_price({"a model": {"GPTQ": [(4.6, 0.1, 0)], "nearest": [(4.6, 2.0, 0)]}}).axes[0]
+    looks = {bar.get_label(): bar[0] for bar in other.containers}
+    for line in one:
+        same = looks[line.get_label()]
+        assert (line.get_color(), line.get_marker()) == (same.get_color(), same.get_marker())
+
+
 def test_memory_over_context_with_its_cards() -> None:
-    figure = draw_context_memory({"7B": {512: 8 * GIB, 2048: 16 * GIB}}, {"A100-80GB": 80 * GIB})
+    lines = {"7B": {"16 + 16": {0: 8 * GIB, 2048: 16 * GIB}}}
+    figure = draw_context_memory(lines, {"A100-80GB": 80 * GIB})
     axes = figure.axes[0]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["512", "2k"], "thousands as k"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0k", "1k", "2k"], (
+        "thousands as k"
+    )
     assert "A100-80GB, 80 GiB" in {text.get_text() for text in axes.texts}, (
         "each card's line has its name and size"
     )
@@ -38,14 +52,45 @@ def test_memory_over_context_with_its_cards() -> None:
 
 def test_weights_and_cache_are_told_apart() -> None:
     figure = draw_context_memory(
-        {"7B": {512: 8 * GIB, 2048: 16 * GIB}, "70B": {512: 40 * GIB, 2048: 44 * GIB}},
+        {
+            "7B": {"16 + 16": {0: 4 * GIB, 2048: 12 * GIB}},
+            "70B": {"16 + 16": {0: 40 * GIB, 2048: 44 * GIB}},
+        },
         {"A100-80GB": 80 * GIB},
-        weight_bytes={"7B": 4 * GIB, "70B": 38 * GIB},
+        weight_bytes={"7B": {"16 + 16": 4 * GIB}, "70B": {"16 + 16": 40 * GIB}},
+        trained_tokens=1024,
     )
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["7B", "70B"], "a panel each"
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["weights", "cache"]
+    stars = [
+        [line for line in axes.get_lines() if line.get_marker() == "*" and len(line.get_xdata())]
+        for axes in figure.axes
+    ]
+    assert [len(found) for found in stars] == [1, 0], "the 70B's cache stays below its weights"
+    (star,) = stars[0]
+    assert np.asarray(star.get_xdata()).tolist() == [1024], "4 GiB of weights and 4 of cache"
+    assert np.asarray(star.get_ydata()).tolist() == [8], "both together"
+
+
+def test_a_line_ends_where_the_card_is_full() -> None:
+    figure = draw_rates(
+        {"4k": {"16 + 16": [(1, 100.0), (3, 200.0)], "4 + 8": [(1, 300.0), (256, 900.0)]}},
+        {"4k": 1000.0},
+        title="rates",
+        full={"4k": ["16 + 16"]},
+    )
+    crosses = [
+        line
+        for line in figure.axes[0].get_lines()
+        if line.get_marker() == "X" and len(line.get_xdata())
+    ]
+    assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[3]], "one card is full"
+
+
+def test_the_planted_channel_stands_beside_the_others() -> None:
+    arms = {"as trained": [1.0, 1.2], "planted": [1.0, 36.0]}
+    left, right = draw_inputs({"gate, up": ([1.8], [30.0])}, arms, layer="the gate").axes
+    assert [np.asarray(line.get_xdata()).tolist() for line in left.get_lines()] == [[1.8], [30.0]]
+    assert len(right.get_lines()) == 2, "a line for each arm"
 
 
 def test_each_weight_goes_to_the_nearest_place() -> None:
@@ -83,7 +128,13 @@ def test_a_rate_beside_its_bound() -> None:
         (lambda: draw_price({}), "needs a row"),
         (lambda: draw_price({"a model": {}}), "needs a row"),
         (lambda: draw_grid([], {4: (0.1, 8)}, title=""), "needs weights"),
-        (lambda: draw_context_memory({"a": {8: 1.0}}, {}, weight_bytes={"b": 1.0}), "of the same"),
+        (
+            lambda: draw_context_memory({"a": {"x": {8: 1.0}}}, {}, weight_bytes={"b": {}}),
+            "of the same",
+        ),
+        (lambda: draw_rates({}, {}, title=""), "one panel or more"),
+        (lambda: draw_rates({"a": {"x": [(1, 1.0)]}}, {}, title=""), "a ceiling for each"),
+        (lambda: draw_inputs({}, {}, layer=""), "needs ratios"),
         (lambda: draw_context_memory({}, {}), "one model or more"),
         (lambda: draw_decoding(["7B"], [1.0], []), "as many names"),
         (lambda: draw_decoding([], [], []), "as many names"),

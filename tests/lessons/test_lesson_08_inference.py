@@ -28,6 +28,13 @@ def test_the_weights_by_hand() -> None:
     assert few.weight_bytes == few.linear_bytes + 2 * (embedding + norms), "the rest in 16 bits"
 
 
+def test_a_head_may_stay_in_sixteen_bits() -> None:
+    few = Serving(model="llama-2-7b", bits=4, head_bits=16)
+    head = 32_000 * 4096
+    assert few.head_bytes == 2 * head, "as libraries leave it"
+    assert few.linear_bytes == 2 * head + (few.linear_numbers - head) / 2, "the rest in 4 bits"
+
+
 def test_a_tied_head_is_read_as_well() -> None:
     tied = Serving(model="gpt2-124m")
     counts = tied.shape.parameter_counts()
@@ -106,6 +113,7 @@ def test_pages_are_whole_blocks() -> None:
         (lambda: Serving(model="llama-2-7c"), "llama-2-7b"),
         (lambda: Serving(model="llama-2-7b", bits=0), "bits is 0"),
         (lambda: Serving(model="llama-2-7b", group=0), "group is 0"),
+        (lambda: Serving(model="llama-2-7b", head_bits=0), "head_bits is 0"),
         (lambda: Serving(model="mixtral-8x7b"), "has experts"),
         (lambda: Serving(model="llama-2-7b").tokens_per_second("A100-80GB", 0), "batch is 0"),
         (lambda: Serving(model="llama-2-7b").tokens_per_second("A1000"), "A100"),

@@ -34,4 +34,3 @@ def test_the_methods_store_what_their_formats_take() -> None:
     assert bits["fp16"] == 16, "two bytes"
     assert bits["nearest-4"] == bits["GPTQ-4"] == 4 + 20 / 32, "codes, a scale and a zero point"
     assert bits["AWQ-2"] == 2 + 18 / 32 + 16 / 32, "and a scale of each column, over 32 outputs"
-    assert bits["clipped-3"] == bits["nearest-3"], "a reach takes no bytes"

@@ -30,9 +30,16 @@ from utils.lessons.lesson_08.library_text import (
     held_out_tokens,
     training_tokens,
 )
+from utils.lessons.lesson_08.outlier import stands_out, with_outlier
 from utils.lessons.lesson_08.packed_linear import pack_linears
-from utils.lessons.lesson_08.rounding import round_to_nearest
-from utils.lessons.lesson_08.weight_only import Inputs, inputs_of, linears_of, quantize_weights
+from utils.lessons.lesson_08.rounding import output_error, round_to_nearest
+from utils.lessons.lesson_08.weight_only import (
+    Inputs,
+    inputs_of,
+    linears_of,
+    mean_error,
+    quantize_weights,
+)
 
 METHODS: dict[str, Callable[[Tensor, Inputs], Any]] = {
     "int8": lambda w, x: Int8Weight.of(w),
@@ -99,6 +106,33 @@ def test_inputs_are_those_of_the_layer() -> None:
     assert seen["a"].rows == 30, "after the block nothing is taken down"
     torch.testing.assert_close(seen["a"].moments, rows.T @ rows)
     torch.testing.assert_close(seen["a"].magnitudes, rows.abs().mean(dim=0))
+    torch.testing.assert_close(seen["a"].largest, rows.abs().amax(dim=0))
+
+
+def test_an_error_on_other_inputs_is_theirs() -> None:
+    model, tokens = bytes_llama(), calibration_tokens(4)
+    layers = {f"blocks.{path}": layer for path, layer in linears_of(model.blocks).items()}
+    with inputs_of(layers) as seen, torch.no_grad():
+        model(calibration_tokens(4, seed=9))
+    rows = quantize_weights(bytes_llama(), tokens, METHODS["int8"])
+    expected = [
+        output_error(layers[row.layer].weight, row.made.weight(), seen[row.layer].moments)
+        for row in rows
+    ]
+    assert mean_error(rows, layers, seen) == pytest.approx(sum(expected) / 28), "28 matrices"
+
+
+def test_a_planted_channel_stands_out_where_a_norm_is_read() -> None:
+    found = []
+    for model in (bytes_llama(), with_outlier(bytes_llama())):
+        layers = {f"blocks.{path}": layer for path, layer in linears_of(model.blocks).items()}
+        with inputs_of(layers) as seen, torch.no_grad():
+            model(calibration_tokens(2))
+        found.append(stands_out(seen))
+    before, after = found
+    for label in ("query, key, value", "gate, up"):
+        assert min(after[label]) > 3 * max(before[label]), f"{label} read the planted channel"
+    assert after["down"] == pytest.approx(before["down"], rel=0.01), "no norm lies before it"
 
 
 def test_a_block_is_calibrated_on_the_rounded_blocks_before_it() -> None:

@@ -22,7 +22,8 @@ class Serving:
 
     Attributes:
         model: a shape, or its name in the catalog.
-        bits: of a weight in a linear layer, the head included; 16 for plain weights.
+        bits: of a weight in a linear layer; 16 for plain weights.
+        head_bits: of a weight in the head; None for `bits`. Most libraries leave it in 16.
         group: weights that share a scale and a zero point of 16 bits each, as PyTorch's int4
             kernel keeps them; None for one scale a row, which is not counted.
         cache_bytes: of one number in the cache of keys and values.
@@ -30,6 +31,7 @@ class Serving:
 
     model: ModelShape | str
     bits: float = 16
+    head_bits: float | None = None
     group: int | None = None
     cache_bytes: int = 2
 
@@ -43,6 +45,8 @@ class Serving:
         positive("serving", bits=self.bits, cache_bytes=self.cache_bytes)
         if self.group is not None:
             whole("serving", group=self.group)
+        if self.head_bits is not None:
+            positive("serving", head_bits=self.head_bits)
 
     @property
     def shape(self) -> ModelShape:
@@ -58,18 +62,25 @@ class Serving:
     @property
     def linear_bytes(self) -> float:
         """The linear layers, scales and zero points with them: what each token reads."""
-        return self._linear_numbers * self._number_bytes
+        counts = self.shape.parameter_counts()
+        return (counts["attention"] + counts["mlp"]) * self._number_bytes + self.head_bytes
 
     @property
     def head_bytes(self) -> float:
         """The head's part of `linear_bytes`; a tied head is read as well."""
-        counts = self.shape.parameter_counts()
-        return (counts["head"] or counts["embedding"]) * self._number_bytes
+        each = self._number_bytes if self.head_bits is None else self.head_bits / 8
+        return self._head_numbers * each
 
     @property
-    def _linear_numbers(self) -> int:
+    def linear_numbers(self) -> int:
+        """The weights that each token is multiplied by."""
         counts = self.shape.parameter_counts()
-        return counts["attention"] + counts["mlp"] + (counts["head"] or counts["embedding"])
+        return counts["attention"] + counts["mlp"] + self._head_numbers
+
+    @property
+    def _head_numbers(self) -> int:
+        counts = self.shape.parameter_counts()
+        return counts["head"] or counts["embedding"]
 
     @property
     def _number_bytes(self) -> float:
@@ -109,7 +120,7 @@ class Serving:
         """From this batch on, products in bf16 take longer than reading the weights once."""
         row = device(gpu) if isinstance(gpu, str) else gpu
         reading = self.linear_bytes / row.memory_bytes_per_second
-        return reading * row.peak_flops_per_second("bf16") / (2 * self._linear_numbers)
+        return reading * row.peak_flops_per_second("bf16") / (2 * self.linear_numbers)
 
 
 def paged_tokens(lengths: Sequence[int], block: int = 16) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from utils.techniques import nf4
 
-from .awq import awq, clipped_to_nearest
+from .awq import awq
 from .gptq import gptq
 from .int8 import Int8Weight
 from .rounding import InFewBits, round_to_nearest
@@ -36,7 +36,7 @@ class Sixteen:
 
 
 def methods(group: int) -> dict[str, Method]:
-    """16, 8 and 4 bits, then each method in 4, 3 and 2; "clipped" is AWQ's search of the reach alone."""
+    """16, 8 and 4 bits, then each method in 4, 3 and 2."""
     found: dict[str, Method] = {
         "fp16": lambda w, x: Sixteen(w.detach().half()),
         "int8": lambda w, x: Int8Weight.of(w),
@@ -46,8 +46,6 @@ def methods(group: int) -> dict[str, Method]:
         found[f"nearest-{bits}"] = partial(_nearest, bits, group)
         found[f"AWQ-{bits}"] = partial(_awq, bits, group)
         found[f"GPTQ-{bits}"] = partial(_gptq, bits, group)
-    for bits in (3, 2):
-        found[f"clipped-{bits}"] = partial(_clipped, bits, group)
     return found
 
 
@@ -61,7 +59,3 @@ def _awq(bits: int, group: int, weight: Tensor, inputs: Inputs) -> InFewBits:
 
 def _gptq(bits: int, group: int, weight: Tensor, inputs: Inputs) -> InFewBits:
     return gptq(weight, inputs.moments, bits, group)
-
-
-def _clipped(bits: int, group: int, weight: Tensor, inputs: Inputs) -> InFewBits:
-    return clipped_to_nearest(weight, inputs.moments, bits, group)

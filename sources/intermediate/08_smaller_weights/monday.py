@@ -7,6 +7,7 @@ import io
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -52,9 +53,16 @@ def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 def block_2(text: str) -> None:
     """GPTQ: rounded, saved, reloaded, and both arms read the same held-out texts."""
     said, saved = run_ranks(_with_stand_in, 1, text)[0]
-    assert "standard error" in said and "8 texts" in said, said
+    assert "standard error" in said and "9 texts" in said, said
     assert "perplexity +0.00%" not in said, "what was reloaded is the plain model"
     assert saved == 256, f"{saved} calibration texts came to quantize()"
+
+
+def block_3(text: str) -> None:
+    """fp8: a recipe for all linear layers but the head, and a folder with model and tokenizer."""
+    recipe, files = run_ranks(_with_compressor, 1, text)[0]
+    assert recipe == {"targets": "Linear", "scheme": "FP8_DYNAMIC", "ignore": ["lm_head"]}, recipe
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files), files
 
 
 class _StandIn:
@@ -83,29 +91,48 @@ class _StandIn:
         self.model.save_pretrained(folder)
 
 
-def _with_stand_in(text: str) -> tuple[str, int]:
-    """What the block prints, and how many texts it calibrated on."""
+def _with_compressor(text: str) -> tuple[dict[str, Any], list[str]]:
+    """The recipe that came to `oneshot`, and what the block saved; llm-compressor itself is not installed."""
+    warnings.simplefilter("ignore")  # libraries call each other by old names
+    seen: dict[str, Any] = {}
+    names = ("llmcompressor", "llmcompressor.modifiers", "llmcompressor.modifiers.quantization")
+    stands = {name: ModuleType(name) for name in names}
+    vars(stands[names[0]])["oneshot"] = lambda model, recipe: seen.update(recipe)
+    vars(stands[names[2]])["QuantizationModifier"] = dict
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules, stands):
+        _save_small_model(folder)
+        few = f"{folder}/few"
+        with contextlib.redirect_stdout(io.StringIO()):
+            run_block(text, model_name=folder, folder=few)
+        return seen, [path.name for path in Path(few).iterdir()]
+
+
+def _save_small_model(folder: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    warnings.simplefilter("ignore")  # libraries call each other by old names
     letters = {letter: place for place, letter in enumerate("abcdefghijklmnopqrstuvwxyz ?")}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    small_llama(hidden_size=128, intermediate_size=256).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+
+
+def _with_stand_in(text: str) -> tuple[str, int]:
+    """What the block prints, and how many texts it calibrated on."""
+    warnings.simplefilter("ignore")  # libraries call each other by old names
     library = ModuleType("gptqmodel")
     vars(library).update(GPTQModel=_StandIn, QuantizeConfig=dict)
     texts = [
         held_out[: 40 + place] for place, held_out in enumerate(["the weights of a model " * 3] * 8)
     ]
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules, gptqmodel=library):
-        plain = small_llama(hidden_size=128, intermediate_size=256)
-        plain.save_pretrained(folder)
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+        _save_small_model(folder)
         with contextlib.redirect_stdout(io.StringIO()) as said:
             found = run_block(
                 text,
                 model_name=folder,
                 calibration=texts * 40,
-                held_out=texts,
+                held_out=[*texts, "a", texts[0] * 60],  # one without a next token, one that is cut
                 folder=f"{folder}/few",
             )
     return said.getvalue(), found["few"].texts

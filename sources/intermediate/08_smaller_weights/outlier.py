@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from utils.models.transformer import Transformer
+
+from .weight_only import Inputs
+
+SHARED = {  # matrices that read the same input
+    "query, key, value": "attention.query",
+    "output": "attention.output",
+    "gate, up": "feedforward.gate",
+    "down": "feedforward.down",
+}
 
 
 @torch.no_grad()
@@ -25,6 +35,15 @@ def with_outlier(model: Transformer, channel: int = 7, factor: float = 30.0) -> 
         elif name.endswith("feedforward_norm"):
             _widen(part, channel, factor, _readers(grown, name, "feedforward", "gate", "up"))
     return grown
+
+
+def stands_out(seen: Mapping[str, Inputs]) -> dict[str, list[float]]:
+    """The largest input channel's mean magnitude over the median one's, in each block, by matrices."""
+    found: dict[str, list[float]] = {}
+    for label, part in SHARED.items():
+        each = [inputs.magnitudes for path, inputs in seen.items() if path.endswith(part)]
+        found[label] = [float(channels.max() / channels.median()) for channels in each]
+    return found
 
 
 def _readers(model: nn.Module, norm: str, part: str, *names: str) -> list[Tensor]:

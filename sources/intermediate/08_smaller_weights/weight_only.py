@@ -8,7 +8,7 @@ arithmetic goes on in the model's own type, with the rounded values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from utils.checked import check_public
 
 from .rounding import InFewBits, output_error, second_moments
 
-__all__ = ["Inputs", "inputs_of", "linears_of", "quantize_weights"]
+__all__ = ["Inputs", "inputs_of", "linears_of", "mean_error", "quantize_weights"]
 
 
 @dataclass
@@ -30,17 +30,19 @@ class Inputs:
     Attributes:
         moments: sum of x x^T, fp32 (inputs, inputs).
         absolute: sum of |x|, fp32 (inputs,).
+        largest: the largest |x| of each input, fp32 (inputs,).
         rows: how many x there were.
     """
 
     moments: Tensor
     absolute: Tensor
+    largest: Tensor
     rows: int = 0
 
     @classmethod
     def none_yet(cls, inputs: int) -> Inputs:
         """Before the first row."""
-        return cls(torch.zeros(inputs, inputs), torch.zeros(inputs))
+        return cls(torch.zeros(inputs, inputs), torch.zeros(inputs), torch.zeros(inputs))
 
     @property
     def magnitudes(self) -> Tensor:
@@ -50,7 +52,9 @@ class Inputs:
     def add(self, x: Tensor) -> None:
         """Take in rows (..., inputs). Raises ValueError if there is none, or one is not finite."""
         self.moments += second_moments(x)
-        self.absolute += x.detach().float().abs().flatten(0, -2).sum(dim=0)
+        magnitudes = x.detach().float().abs().flatten(0, -2)
+        self.absolute += magnitudes.sum(dim=0)
+        self.largest = torch.maximum(self.largest, magnitudes.amax(dim=0))
         self.rows += x.numel() // x.shape[-1]
 
 
@@ -106,6 +110,23 @@ def quantize_weights(
             )
             layer.weight.copy_(stored)
     return rows
+
+
+def mean_error(
+    rows: Sequence[LayerRow], layers: Mapping[str, nn.Linear], seen: Mapping[str, Inputs]
+) -> float:
+    """Mean relative error of the layers' outputs on other inputs than those that they were fitted to.
+
+    Args:
+        rows: of `quantize_weights`.
+        layers: of the model as it was, by path.
+        seen: what goes into each of these layers.
+    """
+    errors = [
+        output_error(layers[row.layer].weight, row.made.weight(), seen[row.layer].moments)
+        for row in rows
+    ]
+    return sum(errors) / len(errors)
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Linear]:
