@@ -18,7 +18,11 @@ def ranked(found: Fit) -> list[Tried]:
     Left out is what saves less than `SMALL_SHARE` of what is missing: see `small`.
     """
     sets = (found.together, found.pair, found.usual)
-    several = {tried.name: tried for tried in sets if tried and len(tried.cures) > 1}
+    several = {
+        frozenset(t.name for t in tried.cures): tried
+        for tried in sets
+        if tried and len(tried.cures) > 1
+    }
     worth = [tried for tried in found.cures if tried not in small(found)]
     return sorted([*worth, *several.values(), *found.shorter], key=_order)
 

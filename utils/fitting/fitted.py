@@ -215,7 +215,8 @@ def _singles(trials: Trials, recipe: Recipe, cards: int) -> tuple[list[Tried], d
 
 def _usual(trials: Trials, recipe: Recipe, tried: Sequence[Tried]) -> Tried | None:
     """Both together, where both can be tried: one may gain nothing without the other."""
-    cures = [single.cures[0] for single in tried if single.name in USUAL]
+    by_name = {single.name: single.cures[0] for single in tried}
+    cures = [by_name[name] for name in USUAL if name in by_name]
     found = _simulated(trials, recipe, cures) if len(cures) == len(USUAL) else None
     return found if found and found.gains else None
 
