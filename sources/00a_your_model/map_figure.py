@@ -11,9 +11,9 @@ from tqdm.auto import tqdm
 
 from utils.fitting.fitted import Trials
 from utils.fitting.recipe import Recipe
-from utils.fitting.verdict import FitVerdict
+from utils.fitting.verdict import MARGIN, FitVerdict
 from utils.units import GIB
-from utils.views.style import course_style, print_evidence
+from utils.views.style import course_style, print_evidence, wrapped
 
 FITS, CLOSE, TOO_MUCH = "#c9e2f5", "#f5efd6", "#f3d2c8"
 Grid = dict[tuple[int, int], FitVerdict]
@@ -36,10 +36,30 @@ def map_of(
     return {(length, count): found[length * count] for length, count in sizes}
 
 
+def longest_tokens(grid: Grid) -> str:
+    """The most tokens of one micro-batch that fit with a margin, in words.
+
+    Between two simulated sizes they are read off the line through both.
+    """
+    found = {length * count: verdict for (length, count), verdict in grid.items()}
+    sizes = sorted(found)
+    safe = [size for size in sizes if found[size].fits and not found[size].is_close]
+    if not safe:
+        return f"fewer than {sizes[0]:,} tokens"
+    low = safe[-1]
+    if low == sizes[-1]:
+        return f"{low:,} tokens and perhaps more"
+    high = sizes[sizes.index(low) + 1]
+    most_bytes = found[low].usable_bytes / (1 + MARGIN)
+    a_token = (found[high].needed_bytes - found[low].needed_bytes) / (high - low)
+    most = low + (most_bytes - found[low].needed_bytes) / a_token
+    return f"about {most:,.0f} tokens"
+
+
 def draw_map(grids: Mapping[str, Grid], title: str) -> Figure:
     """What the card must hold, in GiB; a cross: too much, a tilde: closer than simulations are exact."""
     with course_style():
-        figure = Figure(figsize=(3.6 * len(grids) + 0.6, 3.6), layout="constrained")
+        figure = Figure(figsize=(3.3 * len(grids) + 0.6, 3.8), layout="constrained")
         panels = figure.subplots(1, len(grids), squeeze=False)[0]
         for axes, (name, grid) in zip(panels, grids.items(), strict=True):
             _draw_panel(axes, name, grid)
@@ -59,7 +79,7 @@ def _draw_panel(axes: Axes, name: str, grid: Grid) -> None:
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])
     axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axes.set_xlabel("micro-batch (sequences)")
-    axes.set_title(name, fontsize=12)
+    axes.set_title(wrapped(name), fontsize=10)
     axes.grid(False)
 
 

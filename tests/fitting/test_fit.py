@@ -14,9 +14,12 @@ import torch
 import transformers as hf
 from torch import nn
 
+from utils.catalog import device
 from utils.fitting import Fit, Recipe, Trials, building, fit, fit_model, fitted, model_config
-from utils.fitting.cures import checkpointing_of
+from utils.fitting.answer import lesser, ranked, rows, small
+from utils.fitting.cures import added, candidates, checkpointing_of, not_simulated
 from utils.fitting.inputs import micro_batch
+from utils.memory.measurement import Measurement
 from utils.simulation import SimulationError, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
@@ -203,6 +206,85 @@ def test_every_cure_says_what_it_saves_and_in_which_line(answer: Fit) -> None:
     assert times == sorted(times), "cheapest seconds per GiB first"
 
 
+def test_copies_to_the_host_take_their_bytes_over_the_link_both_ways(answer: Fit) -> None:
+    on_host = next(t for t in answer.cures if t.name == "activations to the host")
+    sent_bytes = on_host.verdict.measurement.host_bytes
+    assert sent_bytes and on_host.added_seconds and on_host.verdict.seconds
+    rate = device(CARD).pcie.sustained_bytes_per_second
+    assert on_host.added_seconds == pytest.approx(2 * sent_bytes / rate, rel=1e-6)
+    assert on_host.row()["added a step"].startswith(("+", "under"))
+
+
+def test_two_sizes_on_the_host_are_not_one_time(tiny: Path) -> None:
+    trials, recipe = Trials("tiny", model_config(tiny), CARD), BASE.but(offload_activations=True)
+    one, twice = (trials.verdict(recipe.but(micro_batch=size)) for size in (2, 4))
+    assert one.seconds and twice.seconds
+    host = [verdict.measurement.host_bytes or 0 for verdict in (one, twice)]
+    assert host[1] > 1.5 * host[0]
+    rate = device(CARD).pcie.sustained_bytes_per_second
+    for verdict, sent_bytes in zip((one, twice), host, strict=True):
+        kept = verdict.recipe and verdict.recipe.but(offload_activations=False)
+        without = trials.verdict(kept) if kept else verdict
+        assert verdict.seconds and without.seconds
+        more = verdict.seconds[1] - without.seconds[1]
+        assert more == pytest.approx(2 * sent_bytes / rate, rel=1e-6)
+
+
+def test_states_that_stay_on_the_host_are_not_sent_with_activations(tiny: Path) -> None:
+    recipe = BASE.but(method="full", optimizer="paged-adamw")
+    trials = Trials("tiny", model_config(tiny), CARD)
+    verdict = trials.verdict(recipe)
+
+    def waiting(host_bytes: int) -> Measurement:
+        said = {**verdict.measurement.allocator_bytes, "host peak": host_bytes}
+        return replace(verdict.measurement, allocator_bytes=said)
+
+    trials.found[recipe] = replace(verdict, measurement=waiting(1000))
+    both = recipe.but(offload_activations=True)
+    assert trials._sent_bytes(both, waiting(5000)) == 4000
+    assert trials._sent_bytes(recipe, waiting(5000)) is None, "nothing is sent"
+
+
+def test_what_is_not_modelled_is_no_zero(answer: Fit) -> None:
+    packed = next(tried for tried in answer.cures if tried.name == "8-bit AdamW")
+    assert packed.added_seconds == 0 and packed.row()["added a step"] == "not modelled"
+    assert added(None) == "not known" and added(0.004) == "under 10 ms" and added(2) == "+2 s"
+
+
+def test_the_table_has_what_fits_first_and_leaves_out_what_is_next_to_nothing(answer: Fit) -> None:
+    assert answer.usual and answer.usual.name.count("+") == 1 and not answer.shorter
+    names = [tried.name for tried in ranked(answer)]
+    assert answer.usual.name in names and len(set(names)) == len(names)
+    assert rows(answer)[-1]["cure"] == "expandable segments" and not lesser(answer)
+    room = answer.verdict.peak_bytes // 2
+    short = replace(answer, verdict=replace(answer.verdict, usable_bytes=room))
+    assert all(tried.saved_bytes < 0.03 * -short.verdict.spare_bytes for tried in small(short))
+    assert rows(short)[-1]["fits"] == "no", "the tensors alone are too much"
+    words = [tried.verdict.word for tried in ranked(short)]
+    assert words == sorted(words, key=("yes", "just", "no").index)
+
+
+def test_shorter_texts_are_tried_until_one_fits(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = BASE.but(tokens=2048, micro_batch=1)
+    trials = Trials("tiny", model_config(tiny), CARD)
+    room = int(1.2 * trials.verdict(recipe.but(tokens=512)).needed_bytes)
+    monkeypatch.setattr(fitted, "usable_bytes", lambda card: room)
+    found = list(fitted._shorter(Trials("tiny", model_config(tiny), CARD), recipe))
+    assert found and found[-1].verdict.word == "yes"
+    assert all(tried.verdict.word != "yes" for tried in found[:-1])
+    assert found[0].name == "1,024 tokens in place of 2,048"
+
+
+def test_what_was_left_out_is_said(tiny: Path) -> None:
+    asked = BASE.but(method="qlora")
+    assert "bnb_4bit_quant_storage" in not_simulated(asked, 2)["FSDP2 over 2 cards"]
+    assert not not_simulated(asked, 1) and not not_simulated(BASE, 2)
+    names = {cure.name for cure in candidates(model_config(tiny), BASE, 2)}
+    assert "FSDP2 over 2 cards" in names, "there it is tried"
+
+
 def test_what_gains_nothing_is_named_apart(answer: Fit) -> None:
     assert "fused AdamW" in {tried.name for tried in answer.without_gain}, "backward decides here"
     assert not any(tried.gains for tried in answer.without_gain)
@@ -305,7 +387,30 @@ def test_functions_of_ones_own_get_the_same_answer_and_cures() -> None:
     saved = {tried.name: tried.saved_bytes for tried in [*found.cures, *found.without_gain]}
     kept_bytes = 8 * 2 * 4096 * 1024 * 4  # what a block's two linear layers and its GELU keep
     assert saved["checkpointing of all blocks"] > 0.7 * kept_bytes
-    assert set(saved) == {"checkpointing of all blocks", "activations to the host", "8-bit AdamW"}
+    assert set(saved) == {
+        "checkpointing of all blocks", "activations to the host", "fused AdamW", "8-bit AdamW",
+    }  # fmt: skip
+    lines = [cure.line for tried in found.cures for cure in tried.cures]
+    assert any("checkpoint_blocks(model.blocks)" in line for line in lines), (
+        "the program's own name"
+    )
+
+
+def test_what_saves_nothing_alone_may_help_where_the_peak_moved_to() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(*(Wide() for _ in range(8))).to("cuda")
+        return model, torch.optim.AdamW(model.parameters())
+
+    def step(model: Any, optimizer: Any) -> None:
+        model(torch.randn(1024, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = fit(build, step, card=CARD)
+    alone = {tried.name: tried for tried in [*found.cures, *found.without_gain]}
+    assert alone["checkpointing of all blocks"].verdict.measurement.peak_phase == "optimizer step"
+    assert found.pair in found.pairs
+    assert found.pair and found.pair.saved_bytes > max(t.saved_bytes for t in found.cures)
 
 
 def test_a_cure_that_a_program_cannot_take_says_why() -> None:

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as hf
 
 from utils.fitting import Recipe, Trials, building, model_config, program, script
 from utils.fitting.__main__ import DOES_NOT_FIT, FITS, NOT_UNDERSTOOD, main
-from utils.fitting.script import launch_line, requirements
+from utils.fitting.script import FLOORS, launch_line, requirements
 from utils.fitting.script_run import steps_of, tokens_of
 from utils.ranks.torchrun import run_torchrun
 
@@ -77,7 +78,7 @@ def losses_here(recipe: Recipe, tiny: Path, ranks: int = 1) -> list[float]:
         program.autocast_forward(model, "cpu", building.DTYPES[recipe.autocast])
     optimizer = program.make_optimizer(recipe.optimizer, model.train().parameters(), 1e-4)
     rows = steps_of(
-        str(tiny / "texts.txt"), str(tiny), "cpu", 0, 1,
+        str(tiny / "texts.txt"), str(tiny), "cpu",
         recipe.tokens, recipe.micro_batch, recipe.accumulation * ranks,
     )  # fmt: skip
     return [float(program.train_step(model, optimizer, next(rows))) for _ in range(STEPS)]
@@ -99,6 +100,8 @@ def test_the_file_trains_as_the_course_does(name: str, tiny: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr[-2000:]
     assert "No GPU here: peaks are not measured." in done.stdout
     assert losses_of(done.stdout) == pytest.approx(losses_here(recipe, tiny), abs=2e-4)
+    if recipe.is_frozen:
+        peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "trained")
     saved = {path.name for path in (tmp_path / "trained").iterdir()}
     assert ("adapter_model.safetensors" in saved) == recipe.is_frozen
     assert "tokenizer.json" in saved, "what was trained can be loaded with its tokenizer"
@@ -125,7 +128,11 @@ def test_a_text_that_is_too_short_and_too_many_processes_end_in_a_sentence(
     (tmp_path / "short.txt").write_text("no")
     for arguments, ranks, says in (
         ([str(tmp_path / "short.txt"), str(tiny)], "1", "a step takes 128: give a longer text"),
-        ([str(tiny / "texts.txt"), str(tiny)], "2", "This recipe is for 1 processes, and 2 run"),
+        (
+            [str(tiny / "texts.txt"), str(tiny)],
+            "2",
+            r"for 1 process\(es\), and 2 run. Start it with: python train.py",
+        ),
     ):
         monkeypatch.setattr(sys, "argv", [str(file), *arguments])
         monkeypatch.setenv("WORLD_SIZE", ranks)
@@ -139,7 +146,7 @@ def test_the_file_pins_and_gathers_by_gloo_where_there_is_a_gpu(tiny: Path, tmp_
     assert "pinned = torch.cuda.is_available()" in text
     assert "CPUOffloadPolicy(pin_memory=pinned) if offload else" in text
     assert "    shard(model, offload=True)\n" in text and "device_map" not in text
-    assert "joined(1, sharded=True)" in text and '"cpu:gloo,cuda:nccl"' in text
+    assert "joined(LAUNCH, 1)" in text and '"cpu:gloo,cuda:nccl"' in text
 
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
@@ -154,9 +161,20 @@ def test_lines_of_chats_and_texts_are_joined_each_with_its_end(tiny: Path, tmp_p
     file.write_text(json.dumps({"messages": CHAT}) + "\n\n" + json.dumps({"text": "x~"}) + "\n")
     found = tokens_of(str(file), str(tmp_path / "model"))
     assert "".join(map(chr, found)) == "<ab><c>~x~"
-    twice = steps_of(str(file), str(tmp_path / "model"), "cpu", 0, 1, 5, 1, 1, 2)
+    twice = steps_of(str(file), str(tmp_path / "model"), "cpu", 5, 1, 1, 2)
     rows = ["".join(map(chr, batch["input_ids"][0].tolist())) for (batch,) in twice]
-    assert rows == ["<ab><", "c>~x~", "<ab><", "c>~x~"]
+    assert [sorted(rows[:2]), sorted(rows[2:])] == [["<ab><", "c>~x~"]] * 2, "each epoch has all"
+
+
+def test_each_epoch_has_another_order_and_ranks_share_no_row(tiny: Path) -> None:
+    def rows(rank: int) -> list[list[int]]:
+        given = str(tiny / "texts.txt"), str(tiny), "cpu", 64, 1, 1, 2
+        return [batch["input_ids"][0].tolist() for (batch,) in steps_of(*given, rank, 2)]
+
+    first, second = rows(0), rows(1)
+    half = len(first) // 2
+    assert rows(0) == first and first[:half] != first[half:], "shuffled, the same in each run"
+    assert len(first) == len(second) and first != second
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": "a"}', '{"text": 3}', '{"messages": 3}'])
@@ -171,8 +189,28 @@ def test_the_head_of_the_file_says_how_to_install_and_start_it(tiny: Path, tmp_p
     recipe = BASE.but(method="qlora", precision="bf16-mixed")
     text = written(tmp_path, recipe, tiny).read_text()
     assert f"pip install {requirements(recipe)}" in text and launch_line(recipe) in text
-    assert requirements(recipe) == "torch transformers accelerate peft bitsandbytes"
+    named = [part.strip('"').partition(">=")[0] for part in requirements(recipe).split()]
+    assert named == ["torch", "transformers", "accelerate", "peft", "bitsandbytes"]
+    assert '"torch>=2.13"' in requirements(recipe.but(loss="chunked")), "older ones lack that loss"
+    course = Path("pyproject.toml").read_text()
+    assert all(f'"{name}>={floor}"' in course for name, floor in FLOORS.items()), (
+        "tested from there"
+    )
+    assert "A step takes about" in text and "tokens a second" in text
     assert "nproc-per-node 4" in launch_line(BASE.but(cards=4))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_file_has_no_part_that_it_does_not_use(name: str, tiny: Path, tmp_path: Path) -> None:
+    text = written(tmp_path, RECIPES[name], tiny).read_text()
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", tmp_path],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    defined = {line.split("(")[0][4:] for line in text.splitlines() if line.startswith("def ")}
+    assert all(text.count(name) > 1 for name in defined), "each function is called"
+    assert ("torch.distributed" in text) == RECIPES[name].is_sharded
 
 
 def test_the_command_answers_by_exit_code_and_json(

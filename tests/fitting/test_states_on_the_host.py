@@ -70,7 +70,7 @@ def test_it_saves_what_the_two_verdicts_differ_by_and_takes_longer(tiny: Path) -
     tried, before = trials.tried(BASE, [cure]), trials.verdict(BASE)
     assert tried.saved_bytes == before.needed_bytes - tried.verdict.needed_bytes > 0
     assert "CPUOffloadPolicy" in cure.line and "PCIe" in cure.costs
-    assert tried.row()["else"].endswith("MiB on the host")
+    assert tried.row()["costs"].endswith("MiB of tensors on the host")
     up_seconds = (
         2 * 4 * 1.9e6 / bandwidth_in_training(device(CARD).pcie)
     )  # fp32 weights, for both passes

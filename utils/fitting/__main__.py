@@ -55,27 +55,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _answer(found: Any) -> str:
+    from utils.fitting.answer import lesser, not_tried, rows
+
     lines = [str(found.verdict)]
     if found.cures:
-        lines += ["", "What would make it need less, cheapest first:"]
-        lines += [_row(tried) for tried in found.cures]
-    if found.without_gain:
-        lines.append(
-            f"Tried, and gains nothing here: {', '.join(t.name for t in found.without_gain)}."
-        )
-    lines += [f"Not tried: {name}: {why}" for name, why in found.refused.items()]
+        lines += ["", "What would make it need less, what fits first, then the quickest:"]
+        lines += [_row(row) for row in rows(found)]
+        lines += [line for line in (lesser(found), *not_tried(found)) if line]
     if found.together:
-        lines += ["", "Together:", _row(found.together), found.together.verdict.sentence]
+        chosen = found.together.verdict
+        lines += ["", "Together:", _row(found.together.row()), chosen.sentence, chosen.speed]
         lines += [f"    {cure.line}" for cure in found.together.cures]
     return "\n".join(lines)
 
 
-def _row(tried: Any) -> str:
-    row = tried.row()
+def _row(row: dict[str, str]) -> str:
     fits = {"yes": "fits", "just": "just fits", "no": "does not fit"}[row["fits"]]
     return (
-        f"  {row['needed']:>11} {row['saved']:>11} less {row['seconds a step']:>10} a step  "
-        f"{row['cure']} ({fits}; {row['else']})"
+        f"  {row['needed']:>11}, {row['saved']:>11} less, time {row['added a step']:>12}  "
+        f"{row['cure']} ({fits}; {row['costs']})"
     )
 
 

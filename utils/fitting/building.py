@@ -184,10 +184,11 @@ def pack(model: nn.Module, products: torch.dtype = torch.bfloat16) -> None:
 
 def step(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], recipe: Recipe) -> None:
     """One optimizer step of `accumulation` micro-batches, as the script runs it."""
-    program.train_step(
-        model,
-        None if recipe.step_in_backward else optimizer,
-        [batch] * recipe.accumulation,
-        program.on_the_host if recipe.offload_activations else contextlib.nullcontext,
-        getattr(model, "course_scaler", None),
-    )
+    stepped = None if recipe.step_in_backward else optimizer
+    batches = [batch] * recipe.accumulation
+    context = program.on_the_host if recipe.offload_activations else contextlib.nullcontext
+    scaler = getattr(model, "course_scaler", None)
+    if scaler is None:
+        program.train_step(model, stepped, batches, context)
+    else:
+        program.scaled_train_step(model, stepped, batches, scaler, context)

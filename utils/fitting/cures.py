@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from utils.fitting.verdict import FitVerdict
 
+NOTICED_SECONDS = 0.01  # less than this is below what predictions tell apart
+LEAST_TOKENS = 256  # shorter texts are not tried
 GAINS_BYTES = GIB // 100  # a saving below this is none: it would be printed as 0.00 GiB
 CAUSAL = "AutoModelForCausalLM"
 # AdamW of bitsandbytes by the recipe's name: in words, its class, what it costs.
@@ -31,6 +33,12 @@ PACKED = {
         "moments rounded to a byte; pages that do not fit cross PCIe",
     ),
 }
+
+
+# CachingHostAllocatorImpl.h of PyTorch, `allocate`: the size of a pinned block is a power of two.
+OFFLOAD_COSTS = (
+    "copies stop the stream that computes; each pinned block is rounded up to a power of two"
+)
 
 
 @dataclass(frozen=True)
@@ -84,23 +92,30 @@ class Tried:
 
     def row(self) -> dict[str, str]:
         """As a row of a table."""
-        time = "not known" if self.added_seconds is None else _signed(self.added_seconds)
         costs = [cure.costs for cure in self.cures]
         host_bytes = self.verdict.measurement.host_bytes or 0
         if host_bytes >= MIB:
-            costs.append(f"{format_bytes(host_bytes)} on the host")
+            costs.append(f"{format_bytes(host_bytes)} of tensors on the host")
         return {
             "cure": self.name,
             "needed": format_bytes(self.verdict.needed_bytes),
             "saved": format_bytes(self.saved_bytes),
-            "seconds a step": time,
-            "fits": ("just" if self.verdict.is_close else "yes") if self.verdict.fits else "no",
-            "else": "; ".join(costs),
+            "added a step": added(self.added_seconds),
+            **self.verdict.times,
+            "fits": self.verdict.word,
+            "costs": "; ".join(costs),
             "line": "; ".join(cure.line for cure in self.cures),
         }
 
 
-def _signed(seconds: float) -> str:
+def added(seconds: float | None) -> str:
+    """Predicted seconds in words: what no formula has a term for is no zero."""
+    if seconds is None:
+        return "not known"
+    if seconds == 0:
+        return "not modelled"
+    if abs(seconds) < NOTICED_SECONDS:
+        return f"under {format_seconds(NOTICED_SECONDS)}"
     return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
@@ -110,6 +125,34 @@ def candidates(config: PreTrainedConfig, recipe: Recipe, cards: int = 2) -> Iter
     yield from _activations(config, recipe)
     yield from _states(recipe)
     yield from _sharing(recipe, cards)
+
+
+def shorter(recipe: Recipe) -> Iterator[Cure]:
+    """Half the tokens in a sequence, a quarter, and so on: another step, not the same one for less."""
+    tokens = recipe.tokens // 2
+    while recipe.micro_batch == 1 and tokens >= LEAST_TOKENS:
+        yield Cure(
+            f"{tokens:,} tokens in place of {recipe.tokens:,}",
+            {"tokens": tokens},
+            f"TOKENS = {tokens}",
+            "shorter texts: another step",
+        )
+        tokens //= 2
+
+
+def not_simulated(recipe: Recipe, cards: int) -> dict[str, str]:
+    """What is left out for this recipe, and why, by the names of `candidates`."""
+    if recipe.cards > 1 or cards < 2:
+        return {}
+    name = f"FSDP2 over {cards} cards"
+    if recipe.method == "qlora":
+        return {
+            name: "not simulated for weights in four bits. FSDP can share them where "
+            "bnb_4bit_quant_storage is the type of the other weights; try method='lora' here"
+        }
+    if recipe.step_in_backward:
+        return {name: "not simulated together with the step in backward"}
+    return {}
 
 
 def _batch(recipe: Recipe) -> Iterator[Cure]:
@@ -140,7 +183,7 @@ def _activations(config: PreTrainedConfig, recipe: Recipe) -> Iterator[Cure]:
             "activations to the host",
             {"offload_activations": True},
             "with torch.autograd.graph.save_on_cpu(pin_memory=True): ...",
-            "as many bytes of pinned host memory; the copies wait for PCIe",
+            OFFLOAD_COSTS,
         )
 
 
@@ -155,7 +198,7 @@ def checkpointing_of(every: int, spared: int = 0) -> Cure:
         (4, 0): ("every fourth block", "a quarter of the blocks'"),
     }[every, spared]
     given = f"every={every}" + f", spared={spared}" * bool(spared)
-    hint = "  # model.activation_checkpointing_enable()" * (every == 1 and not spared)
+    hint = "  # or model.gradient_checkpointing_enable()" * (every == 1 and not spared)
     return Cure(
         f"checkpointing of {blocks}",
         {"checkpointing": every, "spared": spared},

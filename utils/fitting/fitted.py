@@ -12,13 +12,21 @@ from tqdm.auto import tqdm
 
 from utils.catalog import device
 from utils.fitting import building
-from utils.fitting.cures import Cure, Tried, candidates, checkpointing_of
+from utils.fitting.cures import (
+    Cure,
+    Tried,
+    candidates,
+    checkpointing_of,
+    not_simulated,
+    shorter,
+)
 from utils.fitting.inputs import left_out
 from utils.fitting.model_configs import auto_class, model_config
 from utils.fitting.recipe import Recipe
 from utils.fitting.seconds import predicted_seconds
 from utils.fitting.simulated import simulated_step
 from utils.fitting.verdict import FitVerdict, usable_bytes
+from utils.memory.measurement import Measurement
 from utils.simulation import SimulationError
 from utils.simulation.result_cache import SharedResults
 
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 PAIRS_TRIED = 3
+USUAL = ("chunked loss", "checkpointing of all blocks")  # what fine-tunes use most, together
 FEWER = ((4, 0), (3, 0), (2, 0), (1, 3), (1, 4))  # (every, spared): fewer blocks recomputed first
 # What a cure may meet: an operation that PyTorch refuses, a library that is not installed.
 NOT_TRIED = (SimulationError, ValueError, RuntimeError, ModuleNotFoundError)
@@ -52,11 +61,23 @@ class Trials:
                 card=self.card,
                 measurement=step,
                 usable_bytes=usable_bytes(self.card),
-                seconds=predicted_seconds(self.config, recipe, self.card),
+                seconds=predicted_seconds(
+                    self.config, recipe, self.card, self._sent_bytes(recipe, step)
+                ),
                 recipe=recipe,
                 notes=tuple(notes),
             )
         return self.found[recipe]
+
+    def _sent_bytes(self, recipe: Recipe, step: Measurement) -> int | None:
+        """What a micro-batch sends to the host: what waits there, without states that stay there."""
+        if not recipe.offload_activations or step.host_bytes is None:
+            return None
+        stays = 0
+        if recipe.offload_states or "paged" in recipe.optimizer:
+            without = self.verdict(recipe.but(offload_activations=False))
+            stays = without.measurement.host_bytes or 0
+        return max(0, step.host_bytes - stays)
 
     def tried(self, recipe: Recipe, cures: Sequence[Cure]) -> Tried:
         """Cures together on a recipe. Raises ValueError where they contradict each other."""
@@ -81,6 +102,9 @@ class Fit:
         together: A cheap set that fits with a margin, or the one that saves most of all that was
             tried; None where the recipe fits so as it is.
         pair: The two cures that save most together.
+        usual: The chunked loss with all blocks checkpointed; None where that cannot be, or gains nothing.
+        shorter: Half the tokens, a quarter and so on, until a step fits with a margin.
+        pairs: Of functions of one's own: all pairs that were tried.
         trials: What was simulated, for more of the same model; None for functions of one's own.
     """
 
@@ -91,6 +115,9 @@ class Fit:
     together: Tried | None = None
     pair: Tried | None = None
     trials: Trials | None = None
+    usual: Tried | None = None
+    shorter: tuple[Tried, ...] = ()
+    pairs: tuple[Tried, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -111,6 +138,8 @@ class Fit:
         said["refused"] = self.refused
         said["together"] = _as_dict(self.together) if self.together else None
         said["pair"] = _as_dict(self.pair) if self.pair else None
+        said["usual"] = _as_dict(self.usual) if self.usual else None
+        said["shorter"] = [_as_dict(tried) for tried in self.shorter]
         return said
 
 
@@ -156,17 +185,18 @@ def fit_model(
     if not cures:
         return Fit(verdict, trials=trials)
     tried, refused = _singles(trials, recipe, cards)
-    gains = sorted((t for t in tried if t.gains), key=lambda t: t.seconds_per_gib)
+    gains = sorted((t for t in tried if t.gains), key=lambda t: (t.seconds_per_gib, -t.saved_bytes))
+    is_safe = verdict.fits and not verdict.is_close
     return Fit(
         verdict=verdict,
         cures=tuple(gains),
         without_gain=tuple(t for t in tried if not t.gains),
         refused=refused,
-        together=None
-        if verdict.fits and not verdict.is_close
-        else _together(trials, recipe, gains),
+        together=None if is_safe else _together(trials, recipe, gains),
         pair=_best_pair(trials, recipe, gains),
         trials=trials,
+        usual=_usual(trials, recipe, tried),
+        shorter=() if is_safe else tuple(_shorter(trials, recipe)),
     )
 
 
@@ -182,7 +212,26 @@ def _singles(trials: Trials, recipe: Recipe, cards: int) -> tuple[list[Tried], d
             tried.append(trials.tried(recipe, [cure]))
         except NOT_TRIED as error:
             refused[cure.name] = str(error).splitlines()[0]
-    return tried, refused
+    return tried, refused | not_simulated(recipe, cards)
+
+
+def _usual(trials: Trials, recipe: Recipe, tried: Sequence[Tried]) -> Tried | None:
+    """Both together, where both can be tried: one may gain nothing without the other."""
+    by_name = {single.name: single.cures[0] for single in tried}
+    cures = [by_name[name] for name in USUAL if name in by_name]
+    found = _simulated(trials, recipe, cures) if len(cures) == len(USUAL) else None
+    return found if found and found.gains else None
+
+
+def _shorter(trials: Trials, recipe: Recipe) -> Iterator[Tried]:
+    """Shorter texts, until one fits with a margin or a shorter one gains nothing."""
+    for cure in shorter(recipe):
+        found = _simulated(trials, recipe, [cure])
+        if found is None or not found.gains:
+            return
+        yield found
+        if _is_safe(found):
+            return
 
 
 def _compatible(cures: Sequence[Cure]) -> bool:

@@ -137,7 +137,6 @@ def train_step(
     optimizer: Any,
     batches: Sequence[dict[str, Any]],
     context: Any = contextlib.nullcontext,
-    scaler: Any = None,
 ) -> float | torch.Tensor:
     """One optimizer step over micro-batches, each forward inside of `context`; the mean of their losses.
 
@@ -147,11 +146,30 @@ def train_step(
     for batch in batches:
         with context():
             loss = model(**batch).loss / len(batches)
-        (scaler.scale(loss) if scaler else loss).backward()
+        loss.backward()
         total = total + loss.detach()
     if optimizer is not None:
-        scaler.step(optimizer) if scaler else optimizer.step()
-        if scaler:
-            scaler.update()
+        optimizer.step()
+        optimizer.zero_grad()
+    return total
+
+
+def scaled_train_step(
+    model: Any,
+    optimizer: Any,
+    batches: Sequence[dict[str, Any]],
+    scaler: Any,
+    context: Any = contextlib.nullcontext,
+) -> float | torch.Tensor:
+    """The same in fp16: `scaler` multiplies each loss, so that small gradients are no zeros."""
+    total: Any = 0.0
+    for batch in batches:
+        with context():
+            loss = model(**batch).loss / len(batches)
+        scaler.scale(loss).backward()
+        total = total + loss.detach()
+    if optimizer is not None:
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
     return total

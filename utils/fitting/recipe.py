@@ -107,7 +107,7 @@ class Recipe:
             )
         if self.cards > 1 and self.method == "qlora":
             raise ValueError(
-                "recipe: FSDP2 shards by rows, and bitsandbytes' packed weights have none. Choose "
+                "recipe: FSDP2 of weights that bitsandbytes packs is not simulated. Choose "
                 "method='lora' for several cards, or one card with method='qlora'."
             )
         self._check_offload()

@@ -5,20 +5,48 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 from utils.fitting import program, script_run
+from utils.fitting.cures import PACKED
 from utils.fitting.recipe import Recipe
 from utils.fitting.verdict import FitVerdict
 
+# Since these versions the course's programs run; the chunked loss is newer.
+FLOORS = {
+    "torch": "2.11",
+    "transformers": "5.0",
+    "accelerate": "1.10",
+    "peft": "0.18",
+    "bitsandbytes": "0.49",
+}
+CHUNKED_TORCH = "2.13"
+OPTIMIZERS = {
+    "adamw": "torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True)",
+    "adamw-foreach": "torch.optim.AdamW(trained, lr=LEARNING_RATE)",
+    "adafactor": "torch.optim.Adafactor(trained, lr=LEARNING_RATE)",
+    "sgd": "torch.optim.SGD(trained, lr=LEARNING_RATE)",
+    **{
+        name: f"bnb.optim.{kind}(trained, lr=LEARNING_RATE)"
+        for name, (_, kind, _) in PACKED.items()
+    },
+}
 LEAST_SPARE_SHARE = 0.02  # of the card: what the longest batch and the driver may still take
 _HEADER = '''"""Trains {name}: {recipe}.
 
-Simulated on one {card}: tensors take {peak:.2f} GiB at the peak, the allocator {needed:.2f} GiB. The first
-three steps print what this machine takes beside it.
+Simulated on one {card}: tensors take {peak:.2f} GiB at the peak, the allocator {needed:.2f} GiB.
+{speed}
+The first three steps print what this machine takes beside both. Simulated with torch {torch} and
+transformers {transformers}.
 
 {install}
 {launch}
+{launch} MODEL 3   # another folder or name of the same model; stops after 3 steps
+
+Then {load}
+It shuffles rows. It does not clip gradients, warm up the learning rate, evaluate, resume, leave the
+questions of chats out of the loss, or keep texts that share a row from seeing one another.
 """'''
 _FOUR_BITS = """FOUR_BITS = BitsAndBytesConfig(
     load_in_4bit=True,
@@ -26,6 +54,17 @@ _FOUR_BITS = """FOUR_BITS = BitsAndBytesConfig(
     bnb_4bit_use_double_quant=True,
     bnb_4bit_compute_dtype=PRODUCTS,
 )"""
+
+_LAST = """if __name__ == "__main__":
+    given = sys.argv[1:] or ["texts.txt"]
+    main(given[0], *given[1:2], *map(int, given[2:3]))"""
+_LAST_SHARDED = """if __name__ == "__main__":
+    given = sys.argv[1:] or ["texts.txt"]
+    try:
+        main(given[0], *given[1:2], *map(int, given[2:3]))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()"""
 
 
 def script(verdict: FitVerdict, auto: type, source: str) -> str:
@@ -45,15 +84,16 @@ def script(verdict: FitVerdict, auto: type, source: str) -> str:
             "A script is written for language models, which are trained on text alone. For this one "
             "take the lines of the cures into your own program."
         )
-    text = "\n\n\n".join(
-        [
-            "\n".join(_top(verdict, recipe, auto, source)),
-            *map(_text, _parts(recipe)),
-            "\n".join(_make(recipe, auto)),
-            *map(_text, script_run.PARTS),
-            "\n".join(_main(recipe)),
-        ]
-    )
+    surrounding = script_run.SHARDED if recipe.is_sharded else script_run.ALONE
+    parts = [
+        *map(_text, _parts(recipe)),
+        "\n".join(_make(recipe, auto)),
+        *map(_text, surrounding),
+        "\n".join(_main(recipe)),
+    ]
+    top = [*_header(verdict, recipe, source), *_imports("\n".join(parts), recipe, auto)]
+    constants = _constants(verdict, recipe, source)
+    text = "\n\n\n".join(["\n".join([*top, "", *constants]), *parts])
     return f"{text}\n"
 
 
@@ -75,12 +115,18 @@ def requirements(recipe: Recipe) -> str:
     names += ["accelerate"] if recipe.autocast else []
     names += ["peft"] if recipe.is_frozen else []
     names += ["bitsandbytes"] if recipe.needs_bitsandbytes else []
-    return " ".join(names)
+    floors = FLOORS | ({"torch": CHUNKED_TORCH} if recipe.loss == "chunked" else {})
+    return " ".join(f'"{name}>={floors[name]}"' for name in names)
 
 
-def _top(verdict: FitVerdict, recipe: Recipe, auto: type, source: str) -> Iterator[str]:
+def _header(verdict: FitVerdict, recipe: Recipe, source: str) -> Iterator[str]:
     gib = 2**30
+    kind = "peft.AutoPeftModelForCausalLM" if recipe.is_frozen else "AutoModelForCausalLM"
     yield _HEADER.format(
+        speed=verdict.speed,
+        torch=version("torch"),
+        transformers=version("transformers"),
+        load=f'{kind}.from_pretrained("trained") loads what was trained.',
         name=source,
         recipe=recipe,
         card=verdict.card,
@@ -89,25 +135,38 @@ def _top(verdict: FitVerdict, recipe: Recipe, auto: type, source: str) -> Iterat
         install=f"pip install {requirements(recipe)}",
         launch=launch_line(recipe),
     )
+
+
+def _imports(body: str, recipe: Recipe, auto: type) -> Iterator[str]:
+    """Those that the body uses; the allocator is told of its segments before torch is there."""
+    abstract = ("Iterable", "Iterator", "Sequence")
+    used = ", ".join(name for name in abstract if re.search(rf"\b{name}\b", body))
+    yield from (f"import {name}" for name in ("contextlib", "json", "os", "sys", "time"))
+    yield f"from collections.abc import {used}"
+    yield from ("from pathlib import Path", "from typing import Any", "")
+    yield "# Segments that grow leave fewer gaps than the allocator that was simulated."
+    yield 'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")'
+    yield ""
+    if recipe.optimizer in PACKED and not recipe.step_in_backward:
+        yield "import bitsandbytes as bnb"
+    yield "import torch"
+    if recipe.is_sharded:
+        yield "import torch.distributed as dist"
+    if re.search(r"\bnn\.", body):
+        yield "from torch import nn"
     extra = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
+    yield f"from transformers import {auto.__name__}{extra}"
+
+
+def _constants(verdict: FitVerdict, recipe: Recipe, source: str) -> Iterator[str]:
+    seconds = f"{verdict.seconds[1]:.3g}" if verdict.seconds else "None  # no formula is known"
     yield from (
-        "import contextlib",
-        "import json",
-        "import os",
-        "import sys",
-        "from collections.abc import Iterable, Iterator, Sequence",
-        "from pathlib import Path",
-        "from typing import Any",
-        "",
-        "import torch",
-        "import torch.distributed as dist",
-        "from torch import nn",
-        f"from transformers import {auto.__name__}, AutoTokenizer{extra}",
-        "",
+        f"LAUNCH = {launch_line(recipe)!r}",
         f"SOURCE = {source!r}",
         f"TOKENS, MICRO_BATCH, ACCUMULATION = {recipe.tokens}, {recipe.micro_batch}, {recipe.accumulation}",
         "EPOCHS, LEARNING_RATE, SEED = 1, 1e-4, 0",
         f"SIMULATED_PEAK_BYTES = {verdict.peak_bytes:_}",
+        f"PREDICTED_STEP_SECONDS = {seconds}",
         f"LEAST_SPARE_BYTES = {int(LEAST_SPARE_SHARE * verdict.usable_bytes):_}  # else it stops after three steps",
     )
     if recipe.method == "qlora":
@@ -124,14 +183,18 @@ def _parts(recipe: Recipe) -> Iterator[Callable[..., Any]]:
         yield program.shard
     if recipe.autocast:
         yield program.autocast_forward
-    yield program.make_optimizer
     if recipe.step_in_backward:
+        yield program.make_optimizer
         yield program.step_in_backward
     if recipe.offload_activations:
         yield program.on_the_host
     if recipe.loss == "chunked":
         yield program.chunk_loss
-    yield program.train_step
+    yield program.scaled_train_step if _is_scaled(recipe) else program.train_step
+
+
+def _is_scaled(recipe: Recipe) -> bool:
+    return recipe.precision == "fp16-mixed"
 
 
 def _make(recipe: Recipe, auto: type) -> Iterator[str]:
@@ -164,38 +227,45 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
         yield f"    step_in_backward(model, {recipe.optimizer!r}, LEARNING_RATE)"
         yield "    return model, None"
     else:
-        yield f"    return model, make_optimizer({recipe.optimizer!r}, model.parameters(), LEARNING_RATE)"
+        yield "    trained = [weight for weight in model.parameters() if weight.requires_grad]"
+        yield f"    return model, {OPTIMIZERS[recipe.optimizer]}"
 
 
 def _main(recipe: Recipe) -> Iterator[str]:
-    context = "on_the_host" if recipe.offload_activations else "contextlib.nullcontext"
-    scaler = (
-        "torch.amp.GradScaler(device.partition(':')[0])"
-        if recipe.precision == "fp16-mixed"
-        else "None"
-    )
+    rank = "rank" if recipe.is_sharded else ""
     yield "def main(texts: str, source: str = SOURCE, steps: int | None = None) -> list[float]:"
     yield '    """Train on a file of text; the losses of all steps."""'
-    yield f"    device, rank, ranks = joined({recipe.cards}{', sharded=True' * recipe.is_sharded})"
+    if rank:
+        yield f"    device, rank, ranks = joined(LAUNCH, {recipe.cards})"
+    else:
+        yield "    check_processes(1, LAUNCH)"
+        yield '    device = "cuda:0" if torch.cuda.is_available() else "cpu"'
     yield "    torch.manual_seed(SEED)"
     yield "    model, optimizer = make(source, device)"
-    yield f"    context, scaler = {context}, {scaler}"
+    if _is_scaled(recipe):
+        yield "    scaler = torch.amp.GradScaler(device.partition(':')[0])"
     yield "    losses: list[float] = []"
+    yield "    began = time.perf_counter()"
     yield "    sizes = TOKENS, MICRO_BATCH, ACCUMULATION, EPOCHS"
-    yield "    for batches in steps_of(texts, source, device, rank, ranks, *sizes):"
-    yield "        loss = train_step(model, optimizer, batches, context, scaler)"
-    yield "        losses.append(mean_of_ranks(loss, ranks))"
-    yield "        report(losses, device, rank, SIMULATED_PEAK_BYTES, LEAST_SPARE_BYTES)"
+    yield f"    for batches in steps_of(texts, source, device, *sizes{', rank, ranks' if rank else ''}):"
+    yield f"        loss = {_step_call(recipe)}"
+    yield f"        losses.append({'mean_of_ranks(loss, ranks)' if rank else 'float(loss)'})"
+    yield "        seconds, began = time.perf_counter() - began, time.perf_counter()"
+    yield "        report("
+    yield "            losses, device, seconds, SIMULATED_PEAK_BYTES, PREDICTED_STEP_SECONDS,"
+    yield f"            LEAST_SPARE_BYTES{', rank' if rank else ''},"
+    yield "        )"
     yield "        if len(losses) == steps:"
     yield "            break"
-    yield "    save(model, source, rank, ranks)"
+    yield "    save_sharded(model, source, rank)" if rank else "    save(model, source)"
     yield "    return losses"
     yield ""
     yield ""
-    yield 'if __name__ == "__main__":'
-    yield '    given = sys.argv[1:] or ["texts.txt"]'
-    yield "    try:"
-    yield "        main(given[0], *given[1:2], *map(int, given[2:3]))"
-    yield "    finally:"
-    yield "        if dist.is_initialized():"
-    yield "            dist.destroy_process_group()"
+    yield from (_LAST_SHARDED if rank else _LAST).splitlines()
+
+
+def _step_call(recipe: Recipe) -> str:
+    scaled = _is_scaled(recipe)
+    name, more = ("scaled_train_step", ", scaler") if scaled else ("train_step", "")
+    context = ", on_the_host" if recipe.offload_activations else ""
+    return f"{name}(model, optimizer, batches{more}{context})"

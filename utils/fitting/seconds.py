@@ -50,12 +50,19 @@ def shape_of(config: PreTrainedConfig) -> ModelShape | None:
 
 
 def predicted_seconds(
-    config: PreTrainedConfig, recipe: Recipe, card: str
+    config: PreTrainedConfig, recipe: Recipe, card: str, sent_bytes: float | None = None
 ) -> tuple[float, float, float] | None:
     """(low, middle, high) of one optimizer step: 80% of measured steps lie between.
 
     None where no formula is known: another architecture, a card or precision without bf16,
     adapters on layers that a Llama's block lacks, or on experts.
+
+    Args:
+        config: The model's.
+        recipe: How it is trained.
+        card: A GPU of the catalog.
+        sent_bytes: What a micro-batch sends to the host with `offload_activations`, as it was
+            simulated; by the planner's formula if None, which counts a shared tensor once.
     """
     shape, lora = shape_of(config), _lora(recipe)
     if shape is None or (recipe.is_frozen and (lora is None or shape.num_experts)):
@@ -67,10 +74,33 @@ def predicted_seconds(
         sequences=recipe.micro_batch * recipe.accumulation * recipe.cards,
         sequence_length=recipe.tokens,
     )
-    found = estimate(shape, _cluster(card, recipe.cards), _plan(recipe, lora, shape.layers), batch)
+    cluster, plan = _cluster(card, recipe.cards), _plan(recipe, lora, shape.layers)
+    found = estimate(shape, cluster, plan, batch)
     low, high = found.step_seconds_interval
     more = 1 + _waiting_seconds(shape, recipe, lora, card) / found.step_seconds
-    return low * more, found.step_seconds * more, high * more
+    if not recipe.offload_activations:
+        return low * more, found.step_seconds * more, high * more
+    if sent_bytes is None:
+        away = estimate(shape, cluster, replace(plan, offload_activations=True), batch)
+        sent_bytes = (away.host_bytes - found.host_bytes) / cluster.gpus_per_node
+    copies = _copy_seconds(sent_bytes * recipe.accumulation, card)
+    steps = low * more, found.step_seconds * more, high * more
+    return steps[0] + copies[0], steps[1] + copies[1], steps[2] + copies[2]
+
+
+def _copy_seconds(sent_bytes: float, card: str) -> tuple[float, float, float]:
+    """To send activations to pinned memory and back, beside the compute: at the link's line rate, at
+    what such links sustain, and at what they carry beside other kernels.
+
+    `torch.autograd.graph.save_on_cpu` copies without waiting for the host, but on the stream that
+    computes: the next kernel starts after the copy, so that none of it is hidden.
+    """
+    link, both_ways = device(card).pcie, 2 * sent_bytes
+    return (
+        both_ways / link.link_bytes_per_second,
+        both_ways / link.sustained_bytes_per_second,
+        both_ways / bandwidth_in_training(link),
+    )
 
 
 def _waiting_seconds(shape: ModelShape, recipe: Recipe, lora: Lora | None, card: str) -> float:
@@ -99,7 +129,6 @@ def _plan(recipe: Recipe, lora: Lora | None, layers: int) -> Plan:
         recompute_layers=_recomputed(recipe, layers),
         loss=recipe.loss,
         offload="parameters" if recipe.offload_states else "none",
-        offload_activations=recipe.offload_activations,
         optimizer_in_backward=recipe.step_in_backward,
         lora=lora,
     )

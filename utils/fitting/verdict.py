@@ -69,6 +69,26 @@ class FitVerdict:
         return abs(self.spare_bytes) < MARGIN * self.needed_bytes
 
     @property
+    def word(self) -> str:
+        """For a table: "yes", "just" (closer than simulations are exact) or "no"."""
+        return ("just" if self.is_close else "yes") if self.fits else "no"
+
+    @property
+    def gap_bytes(self) -> int:
+        """What the allocator takes beside the tensors: blocks between them that fit none."""
+        return self.needed_bytes - self.peak_bytes
+
+    @property
+    def times(self) -> dict[str, str]:
+        """The predicted seconds for a table, with their interval, and the tokens of a second."""
+        if self.seconds is None:
+            return {"a step": "not known", "tokens a second": "not known"}
+        low, middle, high = self.seconds
+        tokens = f"{self.recipe.step_tokens / middle:,.0f}" if self.recipe else "not known"
+        said = f"{format_seconds(middle)} ({format_seconds(low)} to {format_seconds(high)})"
+        return {"a step": said, "tokens a second": tokens}
+
+    @property
     def sentence(self) -> str:
         """The verdict, its margin, and where that comes from."""
         size, room = format_bytes(self.needed_bytes), format_bytes(self.usable_bytes)
