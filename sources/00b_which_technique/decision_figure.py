@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from utils.catalog import device
 from utils.checked import check_public
-from utils.fitting.verdict import usable_bytes
+from utils.fitting.verdict import MARGIN, usable_bytes
 from utils.units import GIB
-from utils.views.style import Look, course_style, print_evidence
+from utils.views.style import Look, course_style
 
 from .decisions import Answer, Square
 
@@ -26,14 +26,23 @@ LOOKS = {
     Answer.CARDS: Look("#f3d2c8", "xx"),
     Answer.NONE: Look("#c9c9c9", "||"),
 }
-# A cure that changes the numbers of training: fewer bits for weights or moments.
-CHANGED = Look("#ecd9a0", "\\\\\\")
+# A change that changes the numbers of training: fewer bits for weights or moments.
+CHANGED = Look("#d9b65c", "\\\\\\")
+LEGEND = (
+    (LOOKS[Answer.FITS], "fits as asked (simulated)"),
+    (LOOKS[Answer.CURE], "fits with a change, the same numbers (simulated)"),
+    (CHANGED, "fits with fewer bits, other numbers (simulated)"),
+    (LOOKS[Answer.CARDS], "several cards, all blocks recomputed (predicted)"),
+)
+SECONDS = "Card-seconds: of 1,000 tokens, all cards together (predicted; of a T4 there are none)."
+BAR = "Bar: what a card then holds, of its usable memory. Line in it: what must not be passed, to leave 11% of the need free."
+UNPROVEN = "† Memory alone: we know of no library that trains 4-bit weights so."
 HATCH_COLOR = "#b5aea6"
-WIDE = 33  # characters of a line within a square
+WIDE = 36  # characters of a line within a square
 
 
 def draw_decisions(squares: Sequence[Square], title: str) -> Figure:
-    """A square for each model, method and card: the verdict in a word, what it takes, and the GiB of a card.
+    """A square for each model, method and card: the verdict in a word, what it takes, and how full a card is.
 
     Args:
         squares: As `decide` gives them; each model, method and card of them once.
@@ -49,7 +58,7 @@ def draw_decisions(squares: Sequence[Square], title: str) -> Figure:
         raise ValueError(f"No verdict for {missing[0]}: give draw_decisions a square for each.")
     with course_style(), rc_context({"hatch.color": HATCH_COLOR}):
         figure = Figure(
-            figsize=(2.7 * len(columns) + 1.8, 0.85 * len(rows) + 1.4), layout="constrained"
+            figsize=(3.0 * len(columns) + 1.8, 1.15 * len(rows) + 2.6), layout="constrained"
         )
         axes = figure.subplots()
         for y, row in enumerate(rows):
@@ -57,12 +66,26 @@ def draw_decisions(squares: Sequence[Square], title: str) -> Figure:
                 _draw_square(axes, x, y, found[(*row, card)])
         _label(axes, rows, columns)
         axes.set_title(title, fontsize=13, pad=34)
-        print_evidence(figure, [square.evidence for square in squares])
+        _explain(figure, squares)
     return figure
 
 
+def _explain(figure: Figure, squares: Sequence[Square]) -> None:
+    """The legend, below: what colours, bars and the dagger mean."""
+    seen = {_look(square) for square in squares}
+    boxes: list[Patch] = [
+        Patch(facecolor=look.color, hatch=look.hatch, label=label)
+        for look, label in LEGEND
+        if look in seen
+    ]
+    if any(square.is_unproven for square in squares):
+        boxes.append(Patch(facecolor="none", label=UNPROVEN))
+    boxes += [Patch(facecolor="none", label=label) for label in (SECONDS, BAR)]
+    figure.legend(handles=boxes, loc="outside lower center", ncols=1, fontsize=10, frameon=False)
+
+
 def _draw_square(axes: Axes, x: int, y: int, square: Square) -> None:
-    look = LOOKS[square.answer] if square.is_exact else CHANGED
+    look = _look(square)
     axes.add_patch(
         Rectangle(
             (x - 0.49, y - 0.48), 0.98, 0.96, facecolor=look.color, hatch=look.hatch,
@@ -71,14 +94,38 @@ def _draw_square(axes: Axes, x: int, y: int, square: Square) -> None:
     )  # fmt: skip
     word = f"{square.cards} cards" if square.answer is Answer.CARDS else str(square.answer)
     word += "" if square.is_exact else ": other numbers"
+    word += " †" if square.is_unproven else ""
     how = textwrap.shorten(square.how.partition(",")[0], 2 * WIDE, placeholder=" ...")
-    held = square.gib + " a card" * (square.cards > 1)
+    behind = {"boxstyle": "round,pad=0.12", "facecolor": look.color, "edgecolor": "none"}
+    text = {"ha": "center", "va": "center", "linespacing": 1.15, "bbox": behind}
+    axes.text(x, y - 0.32, word, fontsize=11.5, fontweight="bold", **text)
+    lines = [*textwrap.wrap(how, WIDE), *_numbers(square)]
+    axes.text(x, y + 0.05, "\n".join(lines), fontsize=9, **text)
+    _draw_bar(axes, x, y + 0.39, square)
+
+
+def _look(square: Square) -> Look:
+    return LOOKS[square.answer] if square.is_exact else CHANGED
+
+
+def _numbers(square: Square) -> list[str]:
+    """What a square says below its change: GiB, texts and time."""
+    held = f"{square.gib} a card" if square.cards > 1 else square.gib
+    if square.answer is Answer.CURE and square.asked:
+        held = f"{square.asked.needed_bytes / GIB:.1f} -> {square.gib}"
     texts = f", {square.texts} texts a step" if square.texts > 1 else ""
-    lines = [*textwrap.wrap(how, WIDE), held + texts]
-    behind = {"boxstyle": "round,pad=0.15", "facecolor": look.color, "edgecolor": "none"}
-    text = {"ha": "center", "va": "center", "linespacing": 1.1, "bbox": behind}
-    axes.text(x, y - 0.28, word, fontsize=11, fontweight="bold", **text)
-    axes.text(x, y + 0.14, "\n".join(lines), fontsize=8.5, **text)
+    seconds = square.card_seconds
+    return [held + texts, *([f"{seconds:.2g} card-seconds"] if seconds else [])]
+
+
+def _draw_bar(axes: Axes, x: float, y: float, square: Square) -> None:
+    """What a card then holds, of what it has; a line where the margin begins."""
+    left, width, height = x - 0.42, 0.84, 0.09
+    share = min(1.0, square.needed_bytes / usable_bytes(square.card))
+    axes.barh(y, width, height, left=left, facecolor="white", edgecolor="#333333", linewidth=0.8)
+    axes.barh(y, width * share, height, left=left, facecolor="#4d5a66")
+    limit = left + width / (1 + MARGIN)
+    axes.plot([limit, limit], [y - 0.075, y + 0.075], color="black", linewidth=1.6)
 
 
 def _label(axes: Axes, rows: Sequence[tuple[str, str]], columns: Sequence[str]) -> None:

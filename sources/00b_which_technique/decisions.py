@@ -1,15 +1,14 @@
 """Which way to fine-tune fits which card: a square for each model, method and card.
 
-A square first says what the step as asked takes; where that is too much, the cheapest cure or pair of
-cures that makes room; where none does, over how many cards FSDP2 has to share the states.
+A square first says what the step as asked takes; where that is too much, the first change or pair of
+changes that makes room, in the order of `ways`; where none does, over how many cards it has to be shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import combinations
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -17,21 +16,22 @@ from tqdm.auto import tqdm
 from utils.catalog import device
 from utils.checked import check_public
 from utils.fitting import FitVerdict, Recipe, Trials, mixed_precision, model_config
-from utils.fitting.cures import PACKED, Cure, candidates
+from utils.fitting.cures import Cure
 from utils.fitting.fitted import NOT_TRIED
 from utils.fitting.seconds import predicted_seconds
-from utils.fitting.verdict import usable_bytes
+from utils.fitting.verdict import MARGIN, usable_bytes
 from utils.simulation.cublas import workspace_bytes
 from utils.simulation.devices import simulated_device
-from utils.units import GIB, Category, Evidence, format_bytes
+from utils.units import GIB, Evidence
 
+from .repeated_heads import repeated_heads
 from .several_cards import Shared, least_cards, parameters_of
+from .ways import changes_numbers, room_bytes, ways
 
 __all__ = ["Answer", "Deciding", "Square", "decide"]
 
-# The least bytes a parameter that any cure here leaves on one card: weights in 16 bits, or four.
+# The least bytes a parameter of weights on one card: 16 bits, or four in the layers that QLoRA packs.
 LEAST_BYTES = {"full": 2.0, "lora": 2.0, "qlora": 0.5}
-STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
 
 
 class Answer(StrEnum):
@@ -53,11 +53,14 @@ class Square:
         how: The change in words; empty where none is needed.
         needed_bytes: What that takes of each card.
         evidence: Of these bytes: simulated on one card, predicted on several.
-        asked: The step as asked on one card; None where the weights alone are too much for any cure.
+        asked: The step as asked on one card; None where the weights alone are too much for it.
         cards: How many of them.
         cures: What is changed on one card.
         texts: That a step takes.
-        step_seconds: Of a step, predicted; None where the planner has none.
+        tokens: Of a text.
+        step_seconds: Of a step, predicted; None where there is no such prediction.
+        host_bytes: What waits in the host's memory.
+        instead: Another answer, in words.
     """
 
     model: str
@@ -71,39 +74,56 @@ class Square:
     cards: int = 1
     cures: tuple[Cure, ...] = ()
     texts: int = 1
+    tokens: int = 2048
     step_seconds: float | None = None
+    host_bytes: float = 0.0
+    instead: str = ""
 
     @property
     def is_exact(self) -> bool:
-        """Whether the cures leave the arithmetic of training as it was."""
-        changed = {name: to for cure in self.cures for name, to in cure.changes.items()}
-        return "precision" not in changed and "8bit" not in changed.get("optimizer", "")
+        """Whether the changes leave the numbers of training as they were."""
+        return not changes_numbers(self.cures)
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether weights of four bits are shared among cards in a way that no known library trains."""
+        return self.method == "qlora" and self.cards > 1
 
     @property
     def gib(self) -> str:
         """The bytes as a square prints them."""
         return f"{self.needed_bytes / GIB:.1f} GiB"
 
+    @property
+    def asked_gib(self) -> str:
+        """What the step as asked takes of one card."""
+        return f"{self.asked.needed_bytes / GIB:.1f} GiB" if self.asked else "not simulated"
+
+    @property
+    def card_seconds(self) -> float | None:
+        """Of 1,000 tokens, all cards together, predicted."""
+        if self.step_seconds is None:
+            return None
+        return 1000 * self.step_seconds * self.cards / (self.texts * self.tokens)
+
     def row(self) -> dict[str, str]:
         """As a row of a table."""
-        asked = (
-            format_bytes(self.asked.needed_bytes) if self.asked else "weights alone are too much"
-        )
+        host = f", {self.host_bytes / GIB:.0f} GiB on the host" if self.host_bytes > GIB else ""
         return {
             "model": self.model.rpartition("/")[2],
             "method": self.method,
             "card": self.card,
-            "as asked": asked,
-            "verdict": str(self.answer),
-            "with": self.how,
-            "seconds a text (predicted)": f"{self.step_seconds / self.texts:.2g}"
-            if self.step_seconds
-            else "",
-            "which costs, beside time": "; ".join(cure.costs for cure in self.cures),
+            "as asked": self.asked_gib,
+            "change": f"{self.cards} cards: {self.how}" if self.cards > 1 else self.how + host,
             "a card then holds": self.gib,
-            "of": format_bytes(usable_bytes(self.card)),
-            "evidence": str(self.evidence),
+            "card-seconds": seconds_word(self.card_seconds),
+            "or": self.instead,
         }
+
+
+def seconds_word(card_seconds: float | None) -> str:
+    """Card-seconds of 1,000 tokens as tables print them."""
+    return "not predicted" if card_seconds is None else f"{card_seconds:.2g}"
 
 
 @dataclass
@@ -127,16 +147,16 @@ class Deciding:
         """
         recipe = Recipe(method=method, tokens=self.tokens, precision=mixed_precision(card))
         trials = self._trials(model, card)
-        if LEAST_BYTES[method] * parameters_of(trials.config) > usable_bytes(card):
+        if LEAST_BYTES[method] * parameters_of(trials.config) * (1 + MARGIN) > usable_bytes(card):
             return _shared(trials, recipe, model, card, None)
         asked = _on(card, trials, recipe)
         if _is_safe(asked):
-            return _square(model, Answer.FITS, "", asked, asked)
+            return _square(model, Answer.FITS, asked, asked)
         for cures in ways(trials, asked):
             found = _tried(card, trials, recipe, cures)
             if found and _is_safe(found):
-                how = " + ".join(cure.name for cure in cures)
-                return _square(model, Answer.CURE, how, found, asked, cures)
+                answer = _square(model, Answer.CURE, found, asked, cures)
+                return replace(answer, instead=_instead(trials, recipe, answer))
         return _shared(trials, recipe, model, card, asked)
 
     def _trials(self, model: str, card: str) -> Trials:
@@ -167,71 +187,24 @@ def decide(
     return [deciding.square(*one) for one in tqdm(asked, desc="deciding", leave=False)]
 
 
-def ways(trials: Trials, asked: FitVerdict) -> Iterator[tuple[Cure, ...]]:
-    """Cures, then pairs whose savings add up to enough, each by predicted seconds.
-
-    What crosses PCIe in pages comes last, because those seconds are not predicted. The method stays,
-    and so does the one card.
-    """
-    recipe = _recipe(asked)
-    single = [
-        cure
-        for cure in candidates(trials.config, recipe)
-        if not {"method", "cards"} & set(cure.changes)
-    ]
-    alone = [(cure,) for cure in single if _least_bytes(asked, [cure]) <= asked.usable_bytes]
-    yield from sorted(alone, key=lambda cures: _price(trials, asked, cures))
-    pairs = [pair for pair in combinations(single, 2) if _make_room(trials, asked, pair)]
-    yield from sorted(pairs, key=lambda cures: _price(trials, asked, cures))
-
-
-def _make_room(trials: Trials, asked: FitVerdict, pair: tuple[Cure, ...]) -> bool:
-    """Whether two cures go together and what each saves alone, added up, is enough."""
-    if not _go_together(pair) or _least_bytes(asked, pair) > asked.usable_bytes:
-        return False
-    needed = asked.needed_bytes
-    for cure in pair:
-        found = _tried(asked.card, trials, _recipe(asked), [cure])
-        needed -= asked.needed_bytes - found.needed_bytes if found else 0
-    return needed <= asked.usable_bytes
-
-
-def _price(trials: Trials, asked: FitVerdict, cures: tuple[Cure, ...]) -> tuple[bool, float]:
-    recipe = _recipe(asked)
-    for cure in cures:
-        recipe = recipe.but(**cure.changes)
-    seconds = predicted_seconds(trials.config, recipe, asked.card)
-    return "paged" in recipe.optimizer, seconds[1] if seconds else 0.0
-
-
-def _go_together(cures: tuple[Cure, ...]) -> bool:
-    """Whether no two of them change the same thing."""
-    changed = [name for cure in cures for name in cure.changes]
-    return len(changed) == len(set(changed))
-
-
-def _least_bytes(asked: FitVerdict, cures: Iterable[Cure]) -> float:
-    """What surely stays of the peak: the states that none of the cures touches."""
-    held = {part: asked.measurement.breakdown.get(part, 0) for part in STATES}
-    return sum(held[part] * _kept(part, cures) for part in STATES)
-
-
-def _kept(part: Category, cures: Iterable[Cure]) -> float:
-    """The share of a kind of state that cures may leave."""
-    share = 1.0
-    for cure in cures:
-        if "precision" in cure.changes:
-            share /= 2
-        if part is Category.OPTIMIZER_STATE and cure.changes.get("optimizer") in PACKED:
-            share = 0.0
-        if part is Category.GRADIENTS and "step_in_backward" in cure.changes:
-            share = 0.0
-    return share
+def _instead(trials: Trials, recipe: Recipe, answer: Square) -> str:
+    """What is quicker than an answer of the same numbers: one change of them, else cards in place of the host."""
+    if answer.asked is None or not answer.is_exact:
+        return ""
+    for cures in ways(trials, answer.asked, singly=True):
+        found = _tried(answer.card, trials, recipe, cures) if changes_numbers(cures) else None
+        if found and _is_safe(found):
+            other = _square(answer.model, Answer.CURE, found, answer.asked, cures)
+            return f"{other.how} (other numbers): {other.gib}, {seconds_word(other.card_seconds)}"
+    if answer.host_bytes < GIB:
+        return ""
+    other = _shared(trials, recipe, answer.model, answer.card, answer.asked)
+    return f"{other.cards} cards, {other.how}: {other.gib}, {seconds_word(other.card_seconds)}"
 
 
 def _tried(card: str, trials: Trials, recipe: Recipe, cures: Iterable[Cure]) -> FitVerdict | None:
-    """The step with cures; None where the engine says that they do not go together."""
-    changes: Mapping[str, Any] = {name: to for cure in cures for name, to in cure.changes.items()}
+    """The step with changes; None where the engine says that they do not go together."""
+    changes = {name: to for cure in cures for name, to in cure.changes.items()}
     try:
         return _on(card, trials, recipe.but(**changes))
     except NOT_TRIED:
@@ -240,30 +213,27 @@ def _tried(card: str, trials: Trials, recipe: Recipe, cures: Iterable[Cure]) -> 
 
 def _on(card: str, trials: Trials, recipe: Recipe) -> FitVerdict:
     """The simulated step beside what this card leaves."""
-    found = trials.verdict(recipe)
+    with repeated_heads(card):
+        found = trials.verdict(recipe)
     seconds = predicted_seconds(trials.config, recipe, card)
     return replace(found, card=card, usable_bytes=usable_bytes(card), seconds=seconds)
 
 
 def _is_safe(verdict: FitVerdict) -> bool:
     """Whether it fits with more to spare than simulations were off by."""
-    return verdict.fits and not verdict.is_close
-
-
-def _recipe(verdict: FitVerdict) -> Recipe:
-    if verdict.recipe is None:
-        raise ValueError("This verdict is of functions of one's own; cures need a recipe.")
-    return verdict.recipe
+    return verdict.needed_bytes <= room_bytes(verdict)
 
 
 def _square(
-    model: str, answer: Answer, how: str, found: FitVerdict, asked: FitVerdict,
-    cures: tuple[Cure, ...] = (),
-) -> Square:  # fmt: skip
+    model: str, answer: Answer, found: FitVerdict, asked: FitVerdict, cures: tuple[Cure, ...] = ()
+) -> Square:
+    recipe = found.recipe or Recipe()
+    is_paged = recipe.optimizer == "paged-adamw"
     return Square(
-        model, _recipe(found).method, found.card, answer, how, found.needed_bytes,
-        found.measurement.evidence, asked, cures=cures,
-        step_seconds=found.seconds[1] if found.seconds else None,
+        model, recipe.method, found.card, answer, " + ".join(cure.name for cure in cures),
+        found.needed_bytes, found.measurement.evidence, asked, cures=cures, tokens=recipe.tokens,
+        step_seconds=found.seconds[1] if found.seconds and not is_paged else None,
+        host_bytes=found.measurement.host_bytes or 0,
     )  # fmt: skip
 
 
@@ -277,11 +247,11 @@ def _shared(
         needed = asked.needed_bytes if asked else weights
         return Square(
             model, recipe.method, card, Answer.NONE, "no number of them that was tried", needed,
-            Evidence.SIMULATED if asked else Evidence.PREDICTED, asked,
+            Evidence.SIMULATED if asked else Evidence.PREDICTED, asked, tokens=recipe.tokens,
         )  # fmt: skip
     return Square(
         model, recipe.method, card, Answer.CARDS, found.how, found.a_card_bytes,
-        Evidence.PREDICTED, asked, cards=found.cards, texts=found.texts,
+        Evidence.PREDICTED, asked, cards=found.cards, texts=found.texts, tokens=recipe.tokens,
         step_seconds=found.step_seconds,
     )  # fmt: skip
 

@@ -11,8 +11,8 @@
 #
 # {{badges}}
 #
-# **Full fine-tuning, LoRA or QLoRA, on which card, with which cure, or on how many cards?** One picture for a model of 1B, one
-# of 7B and one of 70B, and the questions that lead through it. For a model of your own ask [the page next door](00a_your_model.ipynb).
+# **Full fine-tuning, LoRA or QLoRA, on which card, with which change, or on how many cards?** One picture for a model of 1B, one
+# of 7B and one of 70B. The [glossary](00_glossary.ipynb) has the words.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,29 +22,28 @@
 here = setup("00b")
 
 # %% jupyter={"source_hidden": true}
-from collections import Counter
-
 import pandas as pd
 
 from utils import show
+from utils.fitting import Recipe, model_config
 from utils.lessons.lesson_00b.decision_figure import draw_decisions
-from utils.lessons.lesson_00b.decisions import decide
+from utils.lessons.lesson_00b.decisions import Answer, decide
+from utils.lessons.lesson_00b.repeated_heads import kept_scores
+from utils.lessons.lesson_00b.several_cards import parts_of_a_card, slower_links
 
 # %% [markdown]
 # ## 1. The map
 #
-# A step takes one text of 2,048 tokens a card, or one for each group of cards that splits its matrices. Always AdamW, 16-bit
-# autocast, adapters of rank 16 on all linear layers. A square leaves 11% of what it needs free, by which simulated peaks were off.
+# A step takes one text of 2,048 tokens, or one for each group of cards that splits its matrices. Always fused AdamW, 16-bit autocast,
+# adapters of rank 16 on all linear layers. Every square has the first of these that fits with 11% of its need free: nine in ten
+# published peaks lay that near to the simulated one.
 #
-# - *fits*: as asked.
-# - *cure*: the change that makes room on this one card for the fewest predicted seconds; if no single one does, a pair. Paged
-#   moments come last, since the seconds that pages take over PCIe are not predicted. *Other numbers*: weights or moments
-#   have fewer bits, so training is no longer quite the same.
-# - *cards*: the fewest, in whole nodes of eight above eight, with every block recomputed: by FSDP2 alone, or with each matrix also
-#   split over 2, 4 or 8 cards of a node.
-#
-# A T4 has no bfloat16 and computes in fp16. It keeps attention's scores, too: it has no flash attention, and PyTorch's other
-# kernel without scores takes no grouped heads, which transformers hands it.
+# 1. The step as asked.
+# 2. A change that keeps the **same numbers**: the loss in chunks, all blocks recomputed, or states on the host (FSDP2). One
+#    before two, the quicker before the slower, as predicted. Paged AdamW comes last: the seconds of its pages are not predicted.
+# 3. A change to **other numbers**: 8-bit moments, or weights and moments in bf16.
+# 4. The **fewest cards**, in whole nodes of eight above eight: FSDP2, with each matrix split over 1, 2, 4 or 8 of a node.
+#    Where 16-bit (or 4-bit) weights alone exceed a card, only this is tried.
 
 # %%
 METHODS, CARDS, TOKENS = ("full", "lora", "qlora"), ("T4", "RTX 4090", "A100-80GB"), 2048
@@ -55,53 +54,100 @@ of_7b = decide(["Qwen/Qwen2.5-7B"], METHODS, CARDS, TOKENS)
 
 # %%
 squares = of_1b + of_7b + decide(["meta-llama/Llama-3.1-70B"], METHODS, CARDS, TOKENS)
-show(draw_decisions(squares, f"A text of {TOKENS:,} tokens a card: what fits, with what"),
-     alt="; ".join(f"{s.model.rpartition('/')[2]} {s.method} on {s.card}: {s.answer} {s.how}, {s.gib}" for s in squares))
+show(
+    draw_decisions(
+        squares, f"One text of {TOKENS:,} tokens per data-parallel rank: what fits, with what"
+    ),
+    alt="; ".join(
+        f"{s.model.rpartition('/')[2]} {s.method} on {s.card}: {s.answer} {s.how}, {s.gib}"
+        for s in squares
+    ),
+)
 
 # %% [markdown]
-# **Read it.** A square's GiB are what one card holds: *simulated* on one card, *predicted* by the planner's formulas on several.
-# [05a](intermediate/05a_trusting_simulation.ipynb) says how far to trust them. Down the T4's column, 7B needs 16 cards when all its
-# weights are trained, 2 by LoRA and 1 by QLoRA. QLoRA of 7B needs recomputed blocks on 16 GB, a loss in chunks on 24, and nothing
-# on 80. Red squares speak of memory alone. Before you rent, see that your library runs it: 4-bit weights under FSDP
-# [are known to](https://www.answer.ai/posts/2024-03-06-fsdp-qlora.html), with weights on the host even 70B on two cards of 24 GB
-# (published). The host was not tried in red squares.
+# **Read it.** Card-seconds are what you pay for. Dozens of small cards are possible on paper: where no link between their nodes was
+# published, no seconds stand beside them. [05a](intermediate/05a_trusting_simulation.ipynb) says how far to trust simulated bytes; of the
+# published peaks that the planner is held against, 80% lie between 0.93 and 1.13 of its prediction (`utils.planner`).
 #
-# ## 2. The same as a table
-#
-# *as asked* is the step without any cure on one card. Where weights alone are too much for every cure, nothing was simulated.
-# Seconds are the planner's, over each card's own link in a node and 25 GB/s a card between nodes; of one T4 it has none.
-# Read what a cure costs beside time: weights and moments in bf16 lose small updates, as
-# [03](beginner/03_when_numbers_break.ipynb) measures.
+# **A T4** computes in fp16. That needs a loss scaler, and Qwen2-7B [was reported](https://github.com/QwenLM/Qwen3/issues/670) to give
+# NaN in it. The map also has one line that a T4 needs: without it transformers passes keys of grouped heads, which
+# [on this card](https://github.com/huggingface/transformers/issues/48633) only a kernel takes that keeps all attention scores.
 
 # %%
-display(pd.DataFrame([square.row() for square in squares]).set_index(["model", "method", "card"])
-        .style.set_caption("Simulated on one card, predicted on several"))
-print("; ".join(f"{answer}: {count} squares" for answer, count in Counter(s.answer for s in squares).items()))
+print(kept_scores("meta-llama/Llama-3.2-1B", "lora", "T4", TOKENS))
+print(next(f"with the line: {s.asked_gib}" for s in of_1b if (s.method, s.card) == ("lora", "T4")))
+# The line, before training:
+# transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_: False
 
 # %% [markdown]
+# ## 2. What each change costs
+#
+# *or* is another answer at a price: other numbers, or more cards in place of the host. Weights and moments in bf16 lose small
+# updates, as [03](beginner/03_when_numbers_break.ipynb) measures. Of a T4 no seconds are predicted, as no measured step of one
+# checks them; of several nodes only where their link was published.
+
+# %%
+display(
+    pd.DataFrame([square.row() for square in squares if square.answer is not Answer.FITS])
+    .set_index(["model", "method", "card"])
+    .style.set_caption(
+        "Bytes simulated on one card, predicted on several; card-seconds of 1,000 tokens predicted"
+    )
+)
+
+# %% [markdown]
+# **Why that many cards?** Here is 70B with all weights on A100s. All cards share the states. What else a card holds shrinks only
+# with the split of its matrices.
+
+# %%
+seventy, full = model_config("meta-llama/Llama-3.1-70B"), Recipe(method="full", tokens=TOKENS)
+display(
+    pd.DataFrame(parts_of_a_card(seventy, full, "A100-80GB", (8, 16)))
+    .set_index(["cards", "tensor parallel"])
+    .style.set_caption("A card of several, predicted; an A100-80GB has 78.65 GiB")
+)
+display(
+    pd.DataFrame(slower_links(seventy, full, "A100-80GB", (1, 1 / 2, 1 / 4)))
+    .set_index("GB/s between nodes, a card")
+    .style.set_caption(
+        "The fewest cards over the published link, half of it and a quarter (predicted)"
+    )
+)
+
+# %% [markdown]
+# The first link is 1,600 Gb/s a node, as MosaicML published it of A100s. A quarter is what AWS
+# [sells with them](https://aws.amazon.com/blogs/compute/amazon-ec2-p4d-instances-deep-dive/): ask before you rent.
+# Four-bit weights train under FSDP1 with `bnb_4bit_quant_storage` set to the compute type,
+# [even 70B on two cards of 24 GB](https://www.answer.ai/posts/2024-03-06-fsdp-qlora.html) with weights on the host (published). FSDP2 is
+# [an open request](https://github.com/huggingface/accelerate/issues/3874) (read in 2026).
+#
 # ## 3. The questions
 #
-# Take the best method that you can afford: all weights, else LoRA, else QLoRA. For it go down the list, and stop when the step
-# fits. If nothing makes it fit, go on with the next method, or with several cards.
+# **Which method?** For much new text, train all weights. For instructions, start with LoRA; take QLoRA where frozen weights do not fit.
 #
-# | what does not fit | try | shown in |
+# | method | what weights take | shown in |
 # |---|---|---|
-# | activations | recompute some blocks | [05 §2](intermediate/05_checkpointing.ipynb#2.-Which-blocks?) |
-# | logits of a large vocabulary | compute the loss in chunks | [01 §6](beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest) |
-# | gradients and moments | fewer bits, or the host, if its link has time | [07 §3](intermediate/07_offload.ipynb#3.-When-does-the-link-cost-nothing?) |
-# | 16 bytes a parameter | weights and moments in 16 bits, at a price | [03 §3](beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder) |
+# | all weights | 16 bytes a parameter, with their states | [01 §3](beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises) |
+# | LoRA: `LoraConfig(r=16, target_modules="all-linear")` | 2 bytes, frozen; small new matrices train | [06 §2](intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand) |
+# | QLoRA: also `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)` | half a byte in linear layers, else 2 | [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated) |
 #
-# | the next method | what it needs | shown in |
+# **Which change?** In this order, two if one is not enough; stop when it fits.
+#
+# | what does not fit | change | type | shown in |
+# |---|---|---|---|
+# | logits of a large vocabulary | chunked loss | `TrainingArguments(use_liger_kernel=True)`, or `F.linear_cross_entropy` from PyTorch 2.13 on | [01 §6](beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest) |
+# | activations | recompute all blocks | `TrainingArguments(gradient_checkpointing=True)` | [05 §2](intermediate/05_checkpointing.ipynb#2.-Which-blocks?) |
+# | weights and states | to the host | `fully_shard(block, offload_policy=CPUOffloadPolicy())` | [07 §3](intermediate/07_offload.ipynb#3.-When-does-the-link-cost-nothing?) |
+# | moments | in pages | `TrainingArguments(optim="paged_adamw_32bit")` | |
+# | moments | 8 bits: other numbers | `TrainingArguments(optim="adamw_bnb_8bit")` | |
+# | 16 bytes a parameter | bf16: other numbers | `from_pretrained(..., dtype=torch.bfloat16)`, without `bf16=True` | [03 §3](beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder) |
+#
+# **Which cards?** If nothing fits, compare the card-seconds of the next method with those of several cards.
+#
+# | what does not fit | do | shown in |
 # |---|---|---|
-# | all weights | 16 bytes a parameter | [01 §3](beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises) |
-# | LoRA | 2 bytes, and most weights stay as they are | [06 §2](intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand) |
-# | QLoRA | half a byte, and weights are rounded | [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated) |
+# | states | share them: `fully_shard(block)` | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds) |
+# | a gathered block, or the embedding | split each matrix: `parallelize_module(...)` | [12 §3](advanced/12_tensor_parallel.ipynb#3.-What-a-rank-keeps) |
+# | both | compose the axes | [14 §4](advanced/14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage) |
 #
-# | several cards | do | shown in |
-# |---|---|---|
-# | states do not fit one | share them: FSDP2 | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds) |
-# | one gathered block, or the embedding, does not | split each matrix, too | [12 §3](advanced/12_tensor_parallel.ipynb#3.-What-a-rank-keeps) |
-# | more than a node | compose the axes | [14 §4](advanced/14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage) |
-#
-# **Next.** [Your own model](00a_your_model.ipynb) answers for yours, with the script; [00](00_start_here.ipynb) lists the lessons, and
-# the [glossary](00_glossary.ipynb) the words.
+# **Next.** [Your own model](00a_your_model.ipynb) answers for yours, with the script; [00](00_start_here.ipynb) lists the lessons.
