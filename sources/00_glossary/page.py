@@ -86,7 +86,7 @@
 # | term | meaning | shown in |
 # |---|---|---|
 # | checkpointing, recomputation, selective | keep fewer activations, compute the others again in backward; *selective* keeps the results of expensive operations, and repeats the cheap ones | [05, section 2](intermediate/05_checkpointing.ipynb) |
-# | micro-batch, accumulation | a part of the batch; gradients of several parts are added up before the one optimizer step | [04, section 4](beginner/04_four_ranks.ipynb) |
+# | micro-batch, accumulation | a part of the batch; gradients of several parts are added up before the one optimizer step | [04, section 3](beginner/04_four_ranks.ipynb) |
 # | chunked loss | logits and loss computed for a part of the tokens at a time | [05, section 5](intermediate/05_checkpointing.ipynb) and [18, section 1](advanced/18_long_contexts.ipynb) |
 # | adapter, LoRA, QLoRA | a small trained difference of low rank beside a frozen weight, one that training does not change; in QLoRA the frozen weight is in NF4 | [06, section 2](intermediate/06_seven_billion.ipynb) and [06, section 3](intermediate/06_seven_billion.ipynb) |
 # | merging | adding an adapter's product to the weight, so that one plain layer is left | [06, section 4](intermediate/06_seven_billion.ipynb) |
@@ -137,7 +137,7 @@
 # | ring, tree | ways to do a collective: parts passed from neighbour to neighbour; whole tensors up and down a tree of pairs | [11, section 1](advanced/11_links.ipynb) |
 # | hierarchical | first inside each host, then between hosts | [11, section 3](advanced/11_links.ipynb) |
 # | bucket | a flat tensor of many gradients, sent in one call | [04, section 3](beginner/04_four_ranks.ipynb) |
-# | no_sync | DDP's way to send nothing in a backward, for all micro-batches but the last | [04, section 4](beginner/04_four_ranks.ipynb) |
+# | no_sync | DDP's way to send nothing in a backward, for all micro-batches but the last | [04, section 3](beginner/04_four_ranks.ipynb) |
 # | NCCL, gloo | what PyTorch's collectives run on: between GPUs, and between CPUs | [04, section 1](beginner/04_four_ranks.ipynb) |
 # | NVLink, PCIe, NVMe | links between GPUs, and between a GPU and its host; a fast disk on PCIe | [11, section 5](advanced/11_links.ipynb) and [07, section 4](intermediate/07_offload.ipynb) |
 # | InfiniBand, RoCE, RDMA | a network between hosts; RDMA over Ethernet; writing into another host's memory without its CPU | [11, section 5](advanced/11_links.ipynb) |

@@ -1,4 +1,4 @@
-"""The lesson's drawings: who sends what to whom, how far losses lie apart, one backward of DDP."""
+"""The lesson's drawings: who sends what to whom, how far losses lie apart, when buckets travel."""
 
 from __future__ import annotations
 
@@ -9,86 +9,110 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
+from utils.catalog import link
 from utils.units import Category, Evidence
 from utils.views.lanes import Span, draw_lanes
 from utils.views.style import LOOKS, course_style, print_evidence
 
-from .sending import Backward
+from .sending import Bucket, timetable
 
-__all__ = ["draw_apart", "draw_backward", "draw_step"]
+__all__ = ["draw_apart", "draw_buckets", "draw_step"]
 
 RANKS = 4
 LONG, SHARE = 1.9, 0.475  # of a bar: a whole copy, and a quarter of it
 STRIDE, FIRST = 2.35, 2.75  # of the ranks' columns
-# From above: what a process holds, and whether a rank holds it whole.
+# From above: what is held, how long its bar is in one process and on a rank, and its name.
 HELD = (
-    (Category.ACTIVATIONS, False),
-    (Category.PARAMETERS, True),
-    (Category.OPTIMIZER_STATE, True),
-    (Category.GRADIENTS, True),
+    (Category.ACTIVATIONS, LONG, SHARE, "activations"),
+    (Category.PARAMETERS, LONG, LONG, "parameters"),
+    (Category.OPTIMIZER_STATE, LONG, LONG, "optimizer state"),
+    (Category.GRADIENTS, LONG, LONG, "gradients"),
+    (Category.COMMUNICATION, 0.0, LONG, "DDP's buckets\n(section 3)"),
 )
+SHARES = "ABCD"  # of the gradients, one of which each rank sends first
+# Of the buckets' drawing: a link, and which part of its line rate it gives.
+LANES = {
+    "PCIe 4 x16": ("PCIe 4 x16", 1.0),
+    "Ethernet 25G": ("Ethernet 25G", 1.0),
+    "Ethernet 25G at half its rate": ("Ethernet 25G", 0.5),
+}
 SMALLEST = 1e-16  # of the logarithmic part of an axis that has a 0
 LINES = ("-", "--", ":", "-.")
 
 
 def draw_step(images: int) -> Figure:
-    """Who holds what, in one process and on four ranks; below, the way of one share in a ring.
+    """Who holds what, in one process and on four ranks; below, all four shares on their way in a ring.
 
     Args:
         images: of the whole batch.
     """
     with course_style():
-        figure = Figure(figsize=(9, 6.0), layout="constrained")
-        above, below = figure.subplots(2, 1, height_ratios=(1.0, 0.95))
+        figure = Figure(figsize=(9, 6.8), layout="constrained")
+        above, below = figure.subplots(2, 1, height_ratios=(1.0, 0.9))
         _draw_holders(above, images)
         _draw_ring(below)
     return figure
 
 
 def _draw_holders(axes: Axes, images: int) -> None:
-    for row, (category, _) in enumerate(HELD):
-        axes.text(-0.15, -row, f"{category}", ha="right", va="center", fontsize=10)
+    for row, (*_, name) in enumerate(HELD):
+        axes.text(-0.15, -row, name, ha="right", va="center", fontsize=10)
     _draw_holder(axes, 0, f"one process\n{images} images", is_rank=False)
     for rank in range(RANKS):
         left = FIRST + rank * STRIDE
         _draw_holder(axes, left, f"rank {rank}\n{images // RANKS} images", is_rank=True)
     axes.axvline((LONG + FIRST) / 2, color="black", lw=1, ls="--")
-    axes.set(xlim=(-2.3, FIRST + RANKS * STRIDE), ylim=(-3.5, 1.5))
+    axes.set(xlim=(-2.3, FIRST + RANKS * STRIDE), ylim=(0.5 - len(HELD), 1.5))
     axes.axis("off")
-    axes.set_title(
-        "Drawing: a bar's length is its part of one process's. Only activations are divided"
-    )
+    axes.set_title("Drawing: who holds what. Activations are divided, and DDP adds buckets")
 
 
 def _draw_holder(axes: Axes, left: float, name: str, *, is_rank: bool) -> None:
     axes.text(left + LONG / 2, 0.95, name, ha="center", va="center", fontsize=10)
-    for row, (category, is_whole) in enumerate(HELD):
-        width = SHARE if is_rank and not is_whole else LONG
+    for row, (category, alone, on_rank, _) in enumerate(HELD):
         look = LOOKS[category]
+        width = on_rank if is_rank else alone
         axes.barh(-row, width, 0.62, left, color=look.color, hatch=look.hatch, edgecolor="white")
         axes.barh(-row, LONG, 0.62, left, fill=False, edgecolor="#888888", lw=0.6)
 
 
 def _draw_ring(axes: Axes) -> None:
-    """The first of four shares of the gradients, hop by hop: which ranks' parts its holder has added."""
+    """Which share each rank holds last after each hop, and which ranks' parts of it are added up."""
     hops = 2 * (RANKS - 1)
-    gradients = LOOKS[Category.GRADIENTS]
     for hop in range(hops + 1):
-        rank, is_sum = hop % RANKS, hop >= RANKS - 1
-        parts = "sum" if is_sum else "+".join(map(str, range(hop + 1)))
-        color = gradients.color if is_sum else "#eeeeee"
-        box = {"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": "#444444"}
-        axes.text(hop, -rank, parts, ha="center", va="center", fontsize=10, bbox=box)
-        if hop < hops:
-            _arrow(axes, (hop + 0.3, -rank), (hop + 0.72, -((hop + 1) % RANKS)))
+        for rank in range(RANKS):
+            _draw_share(axes, hop, rank)
+        if hop < hops:  # the first share's way; all others go the same way at the same time
+            _follow(axes, hop, hop % RANKS)
     axes.axvline(RANKS - 1 + 0.5, color="black", lw=1, ls="--")
     axes.set_xticks(range(hops + 1), ["start", *(f"hop {hop}" for hop in range(1, hops + 1))])
     axes.set_yticks([-rank for rank in range(RANKS)], [f"rank {rank}" for rank in range(RANKS)])
-    axes.set(xlim=(-0.5, hops + 0.5), ylim=(-RANKS + 0.4, 0.6))
-    axes.grid(False, axis="x")
+    axes.set(xlim=(-0.5, hops + 0.5), ylim=(-RANKS + 0.35, 0.65))
+    axes.grid(False)
     axes.set_title(
-        f"Drawing: one of {RANKS} shares in a ring; {RANKS - 1} hops add it up, {RANKS - 1} pass on the sum"
+        f"Drawing: a ring. In each hop every rank sends one of {RANKS} shares to the next rank"
     )
+
+
+def _draw_share(axes: Axes, hop: int, rank: int) -> None:
+    first = (rank - hop) % RANKS  # the rank that this share started from
+    is_sum = hop >= RANKS - 1
+    added = "+".join(str((first + step) % RANKS) for step in range(min(hop + 1, RANKS)))
+    color = LOOKS[Category.GRADIENTS].color if is_sum else "#eeeeee"
+    box = {"boxstyle": "round,pad=0.3", "facecolor": color, "edgecolor": "#888888"}
+    if first == 0:  # the share to follow: a thick black frame
+        box |= {"edgecolor": "black", "linewidth": 2}
+    text = f"{SHARES[first]}: {'sum' if is_sum else added}"
+    axes.text(hop, -rank, text, ha="center", va="center", fontsize=9, bbox=box)
+
+
+def _follow(axes: Axes, hop: int, rank: int) -> None:
+    """An arrow to the next rank; from the last one out below, and in above at the first."""
+    if rank < RANKS - 1:
+        _arrow(axes, (hop + 0.22, -rank - 0.24), (hop + 0.74, -rank - 0.76))
+        return
+    _arrow(axes, (hop + 0.22, -rank - 0.24), (hop + 0.45, -rank - 0.6))
+    _arrow(axes, (hop + 0.55, 0.6), (hop + 0.78, 0.24))
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -134,30 +158,57 @@ def draw_apart(
     return figure
 
 
-def draw_backward(ranks: Sequence[Backward], *, title: str) -> Figure:
-    """One backward in lanes: each rank's layers, then rank 0's all-reduces, one a bucket."""
-    first = ranks[0]
-    lanes = {f"rank {rank}": each.spans for rank, each in enumerate(ranks)}
-    for number, (size, span) in enumerate(zip(first.bucket_bytes, first.reduces, strict=True), 1):
-        lanes[f"bucket {number}, {size / 1024:.0f} KiB"] = [Span("all-reduce on rank 0", *span)]
-    figure = draw_lanes(lanes, title=title, device="CPU, 1 thread a rank")
+def draw_buckets(
+    buckets: Sequence[Bucket],
+    *,
+    backward_seconds: float,
+    ranks: int,
+    title: str,
+) -> Figure:
+    """Backward in parts, one a bucket, and below it a lane for each link: when its buckets travel.
+
+    Args:
+        buckets: in the order of sending.
+        backward_seconds: of one GPU.
+        ranks: of the ring.
+        title: of the figure.
+    """
+    ends = [bucket.ready_share * backward_seconds for bucket in buckets]
+    computing = [Span("backward", *pair) for pair in itertools.pairwise([0.0, *ends])]
+    ways = {
+        name: timetable(buckets, backward_seconds, ranks, part * link(of).link_bytes_per_second)
+        for name, (of, part) in LANES.items()
+    }
+    lanes = {"backward": computing}
+    lanes |= {name: _hidden_or_not(spans, backward_seconds) for name, spans in ways.items()}
+    figure = draw_lanes(lanes, title=title, evidence=Evidence.PREDICTED)
     axes = figure.axes[0]
-    start = min(span.start_seconds for lane in lanes.values() for span in lane)
-    end = 1e3 * (first.end_seconds - start)
-    axes.axvline(end, color="black", lw=1, ls="--")
-    lowest = len(lanes) - 1
-    axes.text(end, lowest + 0.45, "rank 0's backward ends ", ha="right", va="top", fontsize=9)
-    last = 1e3 * (first.reduces[-1][0] - start)
-    axes.text(min(last, end), lowest, "not hidden: ", ha="right", va="center", fontweight="bold")
-    axes.set_ylim(lowest + 0.85, -0.6)
-    _move_legend_inside(figure, axes)
+    for row, spans in enumerate(ways.values(), start=1):
+        for number, (start, end) in enumerate(spans, start=1):
+            x = 1e3 * (start + end) / 2
+            ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+            axes.text(x, row - 0.43, str(number), ha="center", va="center", fontsize=9, bbox=ground)
+    for patch in axes.patches:  # thin bars stay visible
+        patch.set(edgecolor="#333333", linewidth=0.6)
+    axes.axvline(1e3 * backward_seconds, color="black", lw=1, ls="--")
+    axes.set_ylim(len(lanes) - 0.45, -0.5)
+    axes.set_xlabel("time since backward began (ms)")
+    _move_legend_below(figure)
     return figure
 
 
-def _move_legend_inside(figure: Figure, axes: Axes) -> None:
-    """Below the ranks' lanes and left of later buckets nothing is drawn."""
+def _hidden_or_not(spans: Sequence[tuple[float, float]], end: float) -> list[Span]:
+    """Parts of all-reduces before and after backward's end."""
+    before = [Span("all-reduce beside backward", a, min(b, end)) for a, b in spans if a < end]
+    after = [
+        Span("all-reduce after backward: it shows", max(a, end), b) for a, b in spans if b > end
+    ]
+    return before + after
+
+
+def _move_legend_below(figure: Figure) -> None:
     outside = figure.legends[0]
     names = [text.get_text() for text in outside.get_texts()]
     handles = [handle for handle in outside.legend_handles if handle is not None]
     outside.remove()
-    axes.legend(handles, names, loc="lower left", fontsize=9, title="white: between operations")
+    figure.legend(handles, names, loc="outside lower left", ncol=len(names), fontsize=9)

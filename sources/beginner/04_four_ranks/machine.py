@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 
 import torch
 import torch.distributed as dist
 
 from utils.checked import check_public
 
-__all__ = ["my_device", "seconds_now", "where"]
+__all__ = ["my_device", "where"]
 
 RANKS = 4
 
@@ -27,13 +26,6 @@ def where() -> str:
     if _on_gpus():
         return torch.cuda.get_device_name()
     return f"CPU, {os.cpu_count()} cores, 1 thread a rank"
-
-
-def seconds_now() -> float:
-    """A clock that waits for a GPU: it still works when a call has returned."""
-    if _on_gpus():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 @functools.cache

@@ -39,20 +39,50 @@ def block_2(text: str) -> None:
     assert min(wrong) > 1e-2, f"losses are sums over shares, and the test says {wrong}"
 
 
+def _texts() -> tuple[Tensor, Tensor]:
+    """Two texts of five tokens, fp64; of the second three targets count for nothing."""
+    numbers = torch.Generator().manual_seed(2)
+    inputs = torch.randn(2, 5, 6, generator=numbers).double()
+    targets = torch.randint(3, (2, 5), generator=numbers)
+    targets[1, 2:] = -100
+    return inputs, targets
+
+
+def _by_tokens(text: str) -> Tensor:
+    names = run_block(text, **_made(torch.device("cpu")))
+    layer = _model().double()
+    mine = [part[dist.get_rank()][None] for part in _texts()]
+    model = DistributedDataParallel(layer)  # must live until backward is over
+    names["loss_of"](model, mine).backward()
+    assert layer.weight.grad is not None
+    return layer.weight.grad
+
+
 def block_3(text: str) -> None:
-    """The loop: two ranks that accumulate take one process's clipped step; faults of a loop stop it."""
-    saved = run_ranks(_looped, 2, text, "")[0]
-    model = _model()
-    _loss(model, *_tensors()).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    torch.testing.assert_close(saved["model"], dict(model.state_dict()))
-    assert saved["epoch"] == 0 and saved["optimizer"]["param_groups"]
+    """A loss over tokens: two ranks with unequal counts have the gradient of all tokens at once."""
+    found = run_ranks(_by_tokens, 2, text)
+    layer = _model().double()
+    inputs, targets = _texts()
+    F.cross_entropy(layer(inputs).flatten(0, 1), targets.flatten()).backward()
+    assert layer.weight.grad is not None
+    for each in found:
+        torch.testing.assert_close(each, layer.weight.grad, rtol=1e-12, atol=1e-12)
+
+
+def block_4(text: str) -> None:
+    """The loop: accumulates one process's step, goes on where it stopped; faults of a loop stop it."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved = run_ranks(_looped, 2, text, folder, 1)[0]
+        torch.testing.assert_close(saved["model"], _steps_alone(1))
+        assert saved["epoch"] == 0 and saved["optimizer"]["param_groups"]
+        resumed = run_ranks(_looped, 2, text, folder, 2)[0]
+    assert resumed["epoch"] == 1, "the second start did not go on after the first's epoch"
+    torch.testing.assert_close(resumed["model"], _steps_alone(2))
     for fault, words in (("around", "rank 0's\": 1"), ("whole", "of the items': 2")):
         assert all(words in said for said in run_ranks(_stopped, 2, text, fault)), fault
 
 
-def block_4(text: str) -> None:
+def block_5(text: str) -> None:
     """Trainer: two ranks log the loss of one process's batch, and take its step."""
     found = run_ranks(_by_trainer, 2, text)
     assert torch.equal(found[0][1], found[1][1]), "the ranks hold different weights"
@@ -63,6 +93,17 @@ def block_4(text: str) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # as Trainer does by itself
     torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.0).step()
     torch.testing.assert_close(found[0][1], _flat(model), rtol=0, atol=1e-6)
+
+
+def _steps_alone(count: int) -> dict[str, Tensor]:
+    """The weights of one process after steps with all items."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(count):
+        optimizer.zero_grad()
+        _loss(model, *_tensors()).backward()
+        optimizer.step()
+    return dict(model.state_dict())
 
 
 def _by_hand(text: str) -> Tensor:
@@ -87,18 +128,27 @@ def _tested(text: str, summed: bool) -> float:
     given = {"dataset": _data(), "batch_size": ITEMS, "loss_of": loss_of}
     names = run_block(text, model=model, **given, **_made(device))
     assert model.training and all(p.grad is None for p in model.parameters()), "it leaves traces"
+    kept = [each for each in names.values() if isinstance(each, Tensor | nn.Module)]
+    assert kept == [model], "it keeps copies of the model or of gradients"
     return names["apart"]
 
 
 def _made(device: torch.device) -> dict[str, Any]:
     """What the first block has imported and made."""
-    made = {"torch": torch, "dist": dist, "copy": copy, "contextlib": contextlib, "device": device}
+    made = {
+        "torch": torch,
+        "dist": dist,
+        "copy": copy,
+        "os": os,
+        "device": device,
+        "contextlib": contextlib,
+    }
     made |= {"DataLoader": DataLoader, "DistributedDataParallel": DistributedDataParallel}
     return made | {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
 
 
-def _looped(text: str, fault: str) -> dict[str, Any]:
-    """Two micro-batches a rank, one step; what rank 0 saves."""
+def _looped(text: str, folder: str, epochs: int, fault: str = "") -> dict[str, Any]:
+    """Two micro-batches a rank, one step an epoch, in a folder of both ranks; what rank 0 saves."""
     data = _data()
     sampler = DistributedSampler(data)
     batch_size = ITEMS // 2
@@ -107,22 +157,25 @@ def _looped(text: str, fault: str) -> dict[str, Any]:
     def loss_of(network: DistributedDataParallel, part: list[Tensor]) -> Tensor:
         return _loss(network.module if fault == "around" else network, *part)
 
-    given: dict[str, Any] = {"model": model, "dataset": data, "sampler": sampler, "epochs": 1}
+    given: dict[str, Any] = {"model": model, "dataset": data, "sampler": sampler, "epochs": epochs}
     given |= {"batch_size": batch_size, "accumulate": 2, "amp": False, "loss_of": loss_of}
-    given |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "check_ranks": _check()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    given |= {"optimizer": optimizer, "check_ranks": _check()}
     share = None if fault == "whole" else sampler
     loader = DataLoader(data, batch_size // dist.get_world_size(), sampler=share)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    rank = dist.get_rank()  # the block ends the group
+    with contextlib.chdir(folder):
         run_block(text, loader=loader, **given, **_made(torch.device("cpu")))
-        return torch.load("checkpoint.pt") if Path("checkpoint.pt").exists() else {}
+        return torch.load("checkpoint.pt") if rank == 0 else {}
 
 
 def _stopped(text: str, fault: str) -> str:
     """What the loop says when it stops at a fault."""
-    try:
-        _looped(text, fault)
-    except AssertionError as error:
-        return str(error)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _looped(text, folder, 1, fault)
+        except AssertionError as error:
+            return str(error)
     return "nothing"
 
 

@@ -1,4 +1,4 @@
-"""How sending takes its time: parts of a step timed in turns, and backwards of DDP recorded."""
+"""How sending takes its time: parts of a step in turns, backwards of DDP recorded, and buckets predicted."""
 
 from __future__ import annotations
 
@@ -9,45 +9,98 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.models import small_resnet
 from utils.traffic.counter import traffic
-from utils.views.lanes import Span
+from utils.units import MIB
 
-from .machine import seconds_now
+__all__ = ["Backward", "Bucket", "buckets_of", "in_turns", "profile_backwards", "timetable"]
 
-__all__ = ["Backward", "by_hidden_share", "in_turns", "over_links", "profile_backwards"]
-
+FIRST_CAP_BYTES, CAP_BYTES = MIB, 25 * MIB  # DDP's defaults: of the first bucket, of the others
 Seconds = tuple[float, float]
 
 
+class Bucket(NamedTuple):
+    """What one all-reduce takes, and after which part of backward, 0 to 1, its last gradient is there."""
+
+    payload_bytes: int
+    ready_share: float
+
+
 class Backward(NamedTuple):
-    """One backward: which it was, spans of layers and copies, all-reduces, the buckets' bytes.
+    """One backward of rank 0: when its layers were computed, its all-reduces, the buckets' bytes."""
 
-    Times are those of the machine's clock, one for all ranks.
-    """
-
-    number: int
-    spans: list[Span]
+    layers: Seconds
     reduces: list[Seconds]
     bucket_bytes: list[int]
 
     @property
-    def end_seconds(self) -> float:
-        """When the last layer's backward is over."""
-        return max(span.end_seconds for span in self.spans if span.kind == "backward")
+    def until_sent_seconds(self) -> float:
+        """From the first layer until all is computed and sent: the shorter, the less disturbed."""
+        return max(self.layers[1], self.reduces[-1][1]) - self.layers[0]
 
     @property
-    def hidden_share(self) -> float:
-        """Of the time of all-reduces, what passes before backward ends."""
-        hidden = sum(max(0.0, min(end, self.end_seconds) - start) for start, end in self.reduces)
-        return hidden / sum(end - start for start, end in self.reduces)
+    def layers_seconds(self) -> float:
+        """From the first layer to the last."""
+        return self.layers[1] - self.layers[0]
+
+    def table(self) -> pd.DataFrame:
+        """A row a bucket: its size, and when its all-reduce began and ended, in ms of this backward."""
+        rows = []
+        for size, span in zip(self.bucket_bytes, self.reduces, strict=True):
+            begins, ends = (1e3 * (moment - self.layers[0]) for moment in span)
+            left = 1e3 * (self.layers[1] - span[1])
+            said = f"{left:.1f} ms before" if left > 0 else f"{-left:.1f} ms after"
+            row = {"bucket, KiB": f"{size / 1024:.0f}", "begins, ms": f"{begins:.1f}"}
+            rows.append(row | {"ends, ms": f"{ends:.1f}", "beside backward's end": said})
+        return pd.DataFrame(rows, range(1, len(rows) + 1)).rename_axis("all-reduce")
+
+
+def buckets_of(make: Callable[[], nn.Module], shape: Sequence[int]) -> list[Bucket]:
+    """DDP's buckets with its default caps, in the order of sending.
+
+    Backward's time is dealt out over convolutions and linear layers by the FLOPs that they take.
+
+    Args:
+        make: builds the model; it is called on "meta", where nothing has data.
+        shape: of its input.
+    """
+    with torch.device("meta"):
+        model, images = make(), torch.randn(*shape)
+    flops: dict[nn.Module, int] = {}
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    for layer in layers:
+        layer.register_forward_hook(
+            lambda layer, _, made: flops.update({layer: made.numel() * layer.weight[0].numel()})
+        )
+    model(images)
+    found, filled_bytes, done, cap_bytes = [], 0, 0, FIRST_CAP_BYTES
+    for module in reversed(list(model.modules())):  # the last layer's gradients come first
+        done += flops.get(module, 0)
+        for parameter in reversed(list(module.parameters(recurse=False))):
+            filled_bytes += parameter.nbytes
+            if filled_bytes >= cap_bytes:
+                found.append(Bucket(filled_bytes, done / sum(flops.values())))
+                filled_bytes, cap_bytes = 0, CAP_BYTES
+    return [*found, Bucket(filled_bytes, 1.0)] if filled_bytes else found
+
+
+def timetable(
+    buckets: Sequence[Bucket], backward_seconds: float, ranks: int, link_bytes_per_second: float
+) -> list[Seconds]:
+    """When each bucket travels, in seconds from backward's begin: in a ring, one after the other."""
+    spans, free = [], 0.0
+    for bucket in buckets:
+        start = max(free, bucket.ready_share * backward_seconds)
+        free = start + 2 * (ranks - 1) / ranks * bucket.payload_bytes / link_bytes_per_second
+        spans.append((start, free))
+    return spans
 
 
 def profile_backwards(batch: Sequence[Tensor], bucket_cap_mb: float) -> list[Backward]:
-    """On each rank: five backwards of DDP, recorded."""
+    """On each rank: nine backwards of DDP, recorded."""
     model = DistributedDataParallel(small_resnet(), bucket_cap_mb=bucket_cap_mb)
     images, labels = batch
 
@@ -59,77 +112,49 @@ def profile_backwards(batch: Sequence[Tensor], bucket_cap_mb: float) -> list[Bac
     with traffic() as sent:
         step()
     sizes = [row.payload_bytes for row in sent.collectives]
-    found = [_profiled(step, number, sizes) for number in range(5)]
+    found = [_profiled(step, sizes) for _ in range(9)]
     # On a busy machine a profile lacks an all-reduce now and then: only whole ones count.
     return [each for each in found if len(each.reduces) == len(sizes)]
 
 
-def by_hidden_share(ranks: Sequence[Sequence[Backward]]) -> list[list[Backward]]:
-    """The backwards that all ranks recorded whole: of each, every rank's. Rank 0 gives the order."""
-    numbered = [{each.number: each for each in rank} for rank in ranks]
-    whole = set.intersection(*(set(rank) for rank in numbered))
-    found = [[rank[number] for rank in numbered] for number in whole]
-    return sorted(found, key=lambda each: each[0].hidden_share)
-
-
-def _profiled(step: Callable[[], None], number: int, bucket_bytes: list[int]) -> Backward:
+def _profiled(step: Callable[[], None], bucket_bytes: list[int]) -> Backward:
     dist.barrier()  # ranks begin together
     with torch.profiler.profile() as profile:
         step()
-    recorded = profile.profiler
-    assert recorded is not None and recorded.kineto_results is not None, "nothing was recorded"
-    zero = recorded.kineto_results.trace_start_ns() / 1e9
     events = [
-        (event.name, zero + event.time_range.start / 1e6, zero + event.time_range.end / 1e6)
+        (event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
         for event in profile.events() or ()
     ]
-    spans = [
-        Span("gradient into its bucket" if "AccumulateGrad" in name else "backward", start, end)
+    # A gradient's accumulation runs DDP's hook as well, and that may wait: it is no layer.
+    layers = [
+        (start, end)
         for name, start, end in events
-        if name.startswith("autograd::engine::evaluate_function")
+        if name.startswith("autograd::engine::evaluate_function") and "AccumulateGrad" not in name
     ]
     reduces = sorted((start, end) for name, start, end in events if name == "gloo:all_reduce")
-    return Backward(number, spans, reduces, bucket_bytes)
+    whole = min(start for start, _ in layers), max(end for _, end in layers)
+    return Backward(whole, reduces, bucket_bytes)
 
 
-def in_turns(parts: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+def in_turns(
+    seconds_of: Callable[[Callable[[], object]], float],
+    parts: Mapping[str, Callable[[], object]],
+    rounds: int = 5,
+) -> dict[str, float]:
     """The fastest seconds of each part, on this rank. All ranks begin together.
 
     In turns, and the fastest of the rounds: what else the machine does only adds. The first round
     warms up.
-    """
-    timed = [{name: _seconds(part) for name, part in parts.items()} for _ in range(rounds + 1)][1:]
-    return {name: min(each[name] for each in timed) for name in parts}
-
-
-def _seconds(part: Callable[[], object]) -> float:
-    dist.barrier()
-    start = seconds_now()
-    part()
-    return seconds_now() - start
-
-
-def over_links(
-    seconds_of: Callable[..., float], speeds: Mapping[str, Sequence[float]], images: int
-) -> pd.DataFrame:
-    """What sending takes over links, beside steps of one GPU, and the images a GPU that hide it under AMP.
-
-    Sending hides behind backward, which is taken to be two thirds of a step.
 
     Args:
-        seconds_of: of a link's name, and of a factor of its rate.
-        speeds: images a second of one GPU first, under "TF32" and "AMP".
-        images: a GPU, in a step.
+        seconds_of: how a part is timed.
+        parts: by name.
+        rounds: that count.
     """
-    title = "predicted: eight A100, a ring at line rate"
-    rows = []
-    for name in ("NVLink 3", "PCIe 4 x16", "Ethernet 100G", "Ethernet 25G"):
-        hide = (seconds_of(name, rate) * speeds["AMP"][0] / (2 / 3) for rate in (0.5, 1, 2))
-        parts = {
-            f"of the {kind} step": f"{seconds_of(name) * speeds[kind][0] / images:.0%}"
-            for kind in ("TF32", "AMP")
-        }
-        row = {title: name, "sending, ms": f"{1e3 * seconds_of(name):.1f}", **parts}
-        last = "images a GPU that hide it under AMP (half, full, double rate)"
-        rows.append(row | {last: ", ".join(f"{n:.0f}" for n in hide)})
-    return pd.DataFrame(rows).set_index(title)
+
+    def together(part: Callable[[], object]) -> float:
+        dist.barrier()
+        return seconds_of(part)
+
+    timed = [{name: together(part) for name, part in parts.items()} for _ in range(rounds + 1)][1:]
+    return {name: min(each[name] for each in timed) for name in parts}

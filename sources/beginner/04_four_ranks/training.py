@@ -35,6 +35,7 @@ __all__ = [
     "observe",
     "pictures",
     "run_script",
+    "scaled_peak_bytes",
     "script_text",
     "table_of",
 ]
@@ -152,6 +153,13 @@ def _as_torchrun_does(path: str, arguments: Sequence[str]) -> str:
 def table_of(ways: Mapping[str, Report]) -> pd.DataFrame:
     """A row a way: rank 0's memory at its peak and where backward ends, in MiB, and its calls a step."""
     return pd.DataFrame([_row(name, report) for name, report in ways.items()]).set_index("way")
+
+
+def scaled_peak_bytes(report: Report, rest_factor: float) -> float:
+    """A rank's peak, if the bytes at it that have no name of their own were this many times as many."""
+    assert report.memory is not None, "train(..., metered=True) meters a step"
+    rest_bytes = _parts(report.memory)["rest"]
+    return report.memory.peak_bytes + (rest_factor - 1) * rest_bytes
 
 
 def _row(name: str, first: Report) -> dict[str, str | int]:
