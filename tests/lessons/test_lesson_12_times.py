@@ -6,7 +6,7 @@ import pytest
 
 from utils.catalog import model_shape
 from utils.lessons.lesson_12.bloom import bloom_prequel_pairs
-from utils.lessons.lesson_12.layer_time import Stage, draw_layer_times, layer_stages
+from utils.lessons.lesson_12.layer_time import Stage, draw_layer_times, layer_of_22b, layer_stages
 from utils.planner import Batch, Cluster, Plan
 from utils.planner.calibration import CONTENTION
 from utils.planner.step_time.block_time import block_time
@@ -52,15 +52,38 @@ def test_a_collective_hides_no_longer_than_the_product_beside_it() -> None:
     assert seconds(slow) > 1.1 * planned(16, 1)
 
 
+def test_an_eager_plan_waits_for_eight() -> None:
+    """The same GEMMs; the gathered inputs are kept, so that two gathers fewer are sent."""
+    eager = layer_stages(BIG, machine(8), 8, 2048, eager=True)
+    beside = layer_stages(BIG, machine(8), 8, 2048)
+    assert sum(s.sent_seconds > 0 for s in eager) == 8
+    assert not any(s.sent_seconds > 0 < s.product_seconds for s in eager)
+    products = [sum(s.product_seconds for s in way) for way in (eager, beside)]
+    assert products[0] == pytest.approx(products[1])
+
+
+def test_a_published_layer_that_no_constant_was_set_on() -> None:
+    predicted, published = layer_of_22b(machine(8))
+    assert predicted == pytest.approx(published, rel=0.1)
+
+
 def test_a_row_ends_where_its_seconds_do() -> None:
     stages = [Stage(0.0, 1e-3), Stage(4e-3), Stage(2e-3, 1e-3), Stage(1e-3, 5e-3)]
     (axes,) = draw_layer_times({"TP 2": stages}, 0.5).axes
-    assert axes.texts[0].get_text().strip() == f"{1e3 * (1e-3 + 4e-3 + 2.5e-3 + 5e-3):.1f} ms"
+    assert axes.texts[0].get_text() == f"TP 2: {1e3 * (1e-3 + 4e-3 + 2.5e-3 + 5e-3):.1f} ms"
     with pytest.raises(ValueError, match="needs one row or more"):
         draw_layer_times({}, 0.5)
 
 
 def test_blooms_pairs() -> None:
+    """At a fixed batch half the degree doubles the bubble; without it, all six pairs gain."""
     pairs = bloom_prequel_pairs()
-    four = pairs[pairs["TP"] == "8 -> 4"]["gain"].str.rstrip("%").astype(float)
-    assert len(four) == 6 and sum(four > 0) == 5
+    pairs = pairs[pairs["TP"] == "8 -> 4"]
+    logged, bare = (
+        pairs[f"gain {way}"].str.rstrip("%").astype(float)
+        for way in ("as logged", "without bubble")
+    )
+    assert len(logged) == 6 and sum(logged > 0) == 5
+    assert (bare > logged).all() and bare.min() > 4
+    first = pairs.iloc[0]
+    assert (first["micro-batches a pipeline"], first["bubble"]) == ("128 -> 64", "8.6% -> 17.2%")

@@ -11,8 +11,8 @@
 #
 # {{badges}}
 #
-# **The question.** Four ranks hold a quarter of each layer and compute it together. What must each still keep whole, and what
-# do they send?
+# **The question.** Four ranks hold a quarter of each matrix and compute every layer together. What must each of them still
+# keep whole, and what do they send?
 #
 # **Promise.** You split layers by hand, and a model by PyTorch's DTensor, and count what a rank holds and sends.
 #
@@ -22,8 +22,8 @@
 #
 # ## A bet
 #
-# Four ranks share every matrix of a GPT layer with dropout, whose attention keeps no scores. One GPU would keep 100% of its
-# activations for backward. How many percent does each of the four keep? Section 3 measures.
+# Four ranks share every matrix of a GPT layer, and nothing else. What percentage of one GPU's activations does each rank keep
+# for backward, attention's scores not counted? Section 3 measures.
 
 # %%
 my_bet_percent = 25
@@ -42,8 +42,8 @@ from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInp
                                                loss_parallel, parallelize_module)
 
 from utils import Transformer, TransformerConfig, check, model_shape, run_ranks, show, traffic
-from utils.lessons.lesson_12.compare import (apart, attention_apart, columns_apart, kept_bytes, kept_terms, layer_traffic,
-                                             loss_apart, mine)
+from utils.lessons.lesson_12.compare import (attention_apart, columns_apart, feedforward_apart, kept_bytes, kept_terms,
+                                             layer_traffic, loss_apart)
 from utils.lessons.lesson_12.tensor_flow import draw_feedforward, draw_kept, draw_key_heads
 from utils.lessons.lesson_12.tensor_layers import vocabulary_cross_entropy
 from utils.lessons.lesson_12.tensor_split import split_layers
@@ -52,22 +52,21 @@ from utils.lessons.lesson_12.workers import ring_bytes
 RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of section 1
 
 # %% [markdown]
-# Lesson 09 shared *states* among ranks that compute different data. Here ranks share the computing of the *same* data.
-# Here the *stream* is the residual stream, a *product* a GEMM, a *word* an entry of the vocabulary, a *port* a NIC. Gaps to one
-# process are norms of a difference, as shares. More: [glossary](../00_glossary.ipynb).
+# In lesson 09 ranks divide the model's *states*. Here they divide the *computation* on the same data. Distances from one process are
+# norms of the difference over the right result's norm. Terms: [glossary](../00_glossary.ipynb).
 
 # %%
 show(draw_feedforward(),
      alt="Four ranks in two schemes. Tensor parallel: each has the whole input, a quarter of A's columns and of C's rows, and a "
-     "term of the output. With sequence parallelism each has a quarter of the sequence outside.")
+     "term of the output. With sequence parallelism each has a quarter of the sequence outside; the whole input only passes.")
 
 # %% [markdown]
 # ## 1. Two matrices, one sum
 #
-# A feed-forward layer is $z = \mathrm{gelu}(x A)\,C$. Cut $A$ by **columns**: each rank computes some channels of the
-# inside, and GELU works on each channel by itself. Cut $C$ by **rows**, the same channels: each rank has a term of the
-# sum $z$, a *partial* sum. So forward needs one sum over the ranks, at the end: Megatron's $g$. Backward mirrors it: each
-# rank's share of $A$ gives a term of the gradient of $x$, so one sum, at the beginning: $f$.
+# **Tensor parallelism** (TP) cuts a layer's matrices over ranks. A feed-forward layer is $z = \mathrm{gelu}(x A)\,C$. Cut $A$ by
+# **columns**: each rank computes some inner channels, and GELU works on each by itself. Cut $C$ by **rows**, at the same channels:
+# each rank has one term of the sum $z$, a *partial* sum. So forward needs one sum over the ranks, at the end: Megatron's
+# $g$. Backward mirrors it: each rank has one term of the gradient of $x$, which needs one sum at the beginning: $f$.
 
 # %%
 def summed(x):
@@ -107,26 +106,13 @@ def split_feedforward(A, C, x):  # nn.Linear keeps (outputs, inputs): columns of
 
 
 # %% [markdown]
-# **Predict.** The stream has $s$ positions, $b$ sequences, $h$ channels. Around a ring of $t$
-# ranks, a reduce-scatter or an all-gather makes each rank send $(t-1)/t$ of it, and an all-reduce twice that: here 1.5
-# streams. Two all-reduces of 8-byte numbers are $2 \cdot 1.5 \cdot 8\,sbh$ bytes. **All bytes sent on this page are
-# counted so.**
+# **Predict.** The *residual stream* between layers has $s$ positions, $b$ sequences and $h$ channels. Around a ring
+# of $t$ ranks, a reduce-scatter or an all-gather of it makes each rank send $(t-1)/t \cdot sbh$ numbers, an all-reduce twice
+# that: $1.5\,sbh$ for four ranks. Two all-reduces of 8-byte numbers are $2 \cdot 1.5 \cdot 8\,sbh$ bytes. All bytes sent on this
+# page are counted so.
 
 # %%
-def feedforward_on_rank():
-    torch.manual_seed(0)
-    A, C, x = (torch.randn(shape, dtype=torch.float64) for shape in ((4 * H, H), (H, 4 * H), (S, B, H)))
-    whole = [t.clone().requires_grad_() for t in (A, C, x)]
-    F.linear(F.gelu(F.linear(whole[2], whole[0])), whole[1]).square().sum().backward()
-    parts = [mine(A, 0), mine(C, 1), x.clone().requires_grad_()]
-    with traffic() as sent:
-        split_feedforward(*parts).square().sum().backward()
-    wanted = mine(whole[0].grad, 0), mine(whole[1].grad, 1), whole[2].grad
-    return max(apart(p.grad, w) for p, w in zip(parts, wanted, strict=True)), str(sent), sent.payload_bytes
-
-
-# %%
-gap, lines, found = run_ranks(feedforward_on_rank, RANKS)[0]
+gap, lines, found = run_ranks(feedforward_apart, RANKS, split_feedforward)[0]
 predicted, sent = 2 * 2 * (RANKS - 1) / RANKS * S * B * H * 8, ring_bytes({"all-reduce": found})
 print(f"gradients of A, C and x: {gap:.0e} from one process, in fp64")
 print(f"put in: {lines}; around a ring a rank sends {sent:,} bytes, predicted {predicted:,.0f}")
@@ -134,8 +120,8 @@ assert gap < 1e-9, "the split layer computes something else: is every sum there,
 assert sent == predicted, "a sum too many or too few: one in f, one in g"
 
 # %% [markdown]
-# **Question.** Someone cuts $A$ by rows and $C$ by columns instead. Every rank holds the whole $x$ at first, and
-# shall hold the whole $z$ at last. How many collectives does *forward* need?
+# **Question.** Someone cuts $A$ by rows and $C$ by columns instead. Every rank has the whole $x$ and needs
+# the whole $z$. How many collectives does *forward* take?
 
 # %%
 collectives_the_other_way = ...
@@ -144,18 +130,17 @@ check("12.other_way", collectives_the_other_way)
 # %% [markdown]
 # ## 2. Attention by heads
 #
-# Heads are to attention what channels are to GELU: each works by itself. So queries, keys and values are cut by
-# columns, **whole heads at a time**, and the output matrix by rows. Again one $f$ and one $g$: a layer makes four
-# sums of the stream, two forward, two backward.
+# Each head works by itself, as each channel does in GELU. So queries, keys and values are cut by columns, **whole heads at a
+# time**, and the output matrix by rows: again one $f$ and one $g$. A layer thus makes four all-reduces,
+# two forward and two backward.
 #
-# With grouped queries there can be fewer key-value heads than ranks. `split_layers` here takes **copies**: each sees a part of
-# its gradient. Megatron-Core cuts on inside a head, and each forward gathers queries, keys and values of *all* heads, more than a
-# stream, to keep its own. DTensor's plan (section 4) has neither: its ranks must divide the *key-value* heads.
+# With grouped queries there can be fewer key-value heads than ranks. Our `split_layers` then gives several ranks a **copy** of
+# one. Each copy gets a part of its gradient, and the parts must be added up.
 
 # %%
 show(draw_key_heads(),
-     alt="By copies, ranks 0 and 1 hold the first key-value head, 2 and 3 the second; gradients are summed in pairs. By a "
-     "gather, each holds half a head's weights; an all-gather brings all queries, keys and values, of which it keeps its own.")
+     alt="Each of four ranks has the whole input, a query head, and a copy of a key-value head: ranks 0 and 1 of the first, 2 and "
+     "3 of the second. Each computes its head's result and a term of the output, which an all-reduce adds up.")
 
 # %%
 def attention(layer, x, own, f, g):
@@ -176,10 +161,9 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 # %% [markdown]
 # ## 3. What a rank keeps
 #
-# A rank holds a quarter of the states now, except for copied heads and norms. How much does it keep of the activations? This is
-# what a GPT layer with dropout keeps in 16 bits on $t$ ranks (Korthikanti and others 2022). The last term is the scores of $a$
-# heads, which flash attention does not keep. `GPTBlock` (`sources/advanced/12_tensor_parallel/gpt.py`) is written to keep what they
-# count: the run tests how it *divides*.
+# Each rank now holds a quarter of all matrices. How much of the activations does it keep? Korthikanti and others (2022) count what
+# a GPT layer with dropout keeps in 16 bits on $t$ ranks. The term with $a$ heads is attention's scores, which flash attention does
+# not keep. Our `GPTBlock` (`gpt.py` in this lesson's folder) is written to keep what they count: the run tests how it *divides*.
 #
 # | | bytes | their equation |
 # |---|---|---|
@@ -191,22 +175,23 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 LAYER = {"length": 128, "batch": 2, "hidden": 128, "heads": 4}
 kept = {"one GPU": run_ranks(kept_bytes, 1, *LAYER.values(), False)[0],
         "tensor parallel": run_ranks(kept_bytes, RANKS, *LAYER.values(), False)[0]}
-bare = {way: it.total - it.scores for way, it in kept.items()}  # nearly what flash attention would leave
+bare = {way: it.total - it.scores for way, it in kept.items()}  # without scores and their mask, as with flash attention
 for way, it in kept.items():
     print(f"{way:<16} keeps {it.total:>9,} bytes, {it.total / kept['one GPU'].total:.0%}; "
           f"without scores {bare[way]:>9,}, {bare[way] / bare['one GPU']:.0%} (measured, less the scores)")
 print(f"your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** Far more than a quarter: 47% without scores, 40% with them, since they divide well. What
-# stands between the matrices, every rank keeps **whole**: inputs of two norms (4 bytes an element), masks of
-# two dropouts (2), and the inputs of query, key, value and of $A$ (4), since a column needs all of its input.
+# **Read it.** Far more than a quarter: 47%. What lies between the matrices, every rank keeps **whole**: the inputs of
+# two norms (4 bytes an element), the masks of two dropouts (2), and the inputs of queries, keys, values and $A$ (4).
 #
-# But norms and dropout work on each token by itself. So let each rank have a part of the *sequence* there. An all-reduce is
-# a reduce-scatter followed by an all-gather: put the first after the matrices, the second before the next, and
-# a ring sends as much. Mind the seeds: one on all ranks gives different tokens the same mask (lab).
+# But norms and dropout work on each token by itself. With **sequence parallelism** each rank has only a part of the *sequence*
+# there. An all-reduce is a reduce-scatter and an all-gather: put the first after the matrices, the second before the next ones,
+# and a ring sends as many bytes. (Ulysses and ring attention, also called sequence parallelism,
+# split attention, too:
+# [18](18_long_contexts.ipynb).)
 #
-# The column side keeps its *part* of $x$ and **gathers again** in backward. The row side is your lab.
+# The column-parallel layer keeps its *part* of $x$ and **gathers again** in backward. The row-parallel one is your lab.
 
 # %%
 class GatherIn(torch.autograd.Function):
@@ -237,39 +222,39 @@ print(f"gradients of a rank's part of x, and of A: {gap:.0e} from one process")
 assert gap < 1e-9, "is the gradient of x summed over the ranks, and A's made with all of x?"
 
 # %% [markdown]
-# `split_layers` (`tensor_split.py` in the same folder) does this to a whole model: both sides, embedding and head.
+# We predict the layers of `split_layers` (`tensor_split.py`, same folder) term by term. The paper leaves out two terms: the
+# causal mask, and each norm's mean and deviation.
 
 # %%
 kept["and sequence parallel"] = run_ranks(kept_bytes, RANKS, *LAYER.values(), True)[0]
 cuts = {"one GPU": (1, 1), "tensor parallel": (RANKS, 1), "and sequence parallel": (RANKS, RANKS)}  # inside, and between
 parts = {way: kept_terms(**LAYER, inside=t, between=n) for way, (t, n) in cuts.items()}
+bare = {way: it.total - it.scores for way, it in kept.items()}
 for way, it in kept.items():
-    predicted, bare[way] = sum(parts[way].values()), it.total - it.scores
-    print(f"{way:<22} {it.total:>9,} bytes measured, {predicted:>11,.0f} predicted")
-    assert it.total == predicted, f"{way}: the layer keeps what the paper does not count"
+    assert it.total == sum(parts[way].values()), f"{way}: the layer keeps what neither formula, mask nor statistics count"
+rows = {way: parts[way] | {"predicted": sum(parts[way].values()), "measured": it.total} for way, it in kept.items()}
+pd.DataFrame(rows).T.map("{:,.0f}".format)
 
 # %%
 show(draw_kept({way: it.total for way, it in kept.items()}, parts, bare, device="cpu",
-               title="A GPT layer with dropout: one GPU, and one of t = 4 ranks\n"
-               "bf16, s 128, b 2, h 128, 4 heads; written as the formula counts"),
-     alt="One GPU 100%; a rank of four 40%; 26% once the sequence is split, too. Without scores 47% and 25%.")
+               title=f"A GPT layer with dropout: one GPU, and one of t = {RANKS} ranks\nbf16, s 128, b 2, h 128, 4 heads"),
+     alt="Without scores: one GPU 100%, a rank of four 47%, and 25% once the sequence is split, too. With scores 40% and 26%.")
 
 # %% [markdown]
-# **Read it.** A quarter.
+# **Read it.** Without scores a rank keeps 25%; with them 26%, because every rank holds the whole causal mask.
 #
-# **The trap.** A norm's weight is whole on every rank, and each sees only its part of the tokens now, so
-# a part of the gradient. It must be added up over the ranks, as for copied heads: `shared.add_up()` below. So must that of a
-# row-parallel **bias**. Add a bias *after* the sum: before it, it counts $t$ times.
+# **The trap.** Every rank holds a norm's whole weight but sees only its part of the tokens, so it computes a part of the weight's
+# gradient. The parts must be added up: `shared.add_up()` below. So must those of a row-parallel **bias**.
 #
 # ### A loss that gathers no logits
 #
-# With the head cut by columns, each rank has the logits of some *words*. The loss $\ell$ of a token needs three numbers: the largest logit $m$ (so that
-# nothing overflows), the sum of exponentials, and the logit of the target, which one rank has:
+# With the head cut by columns, each rank has the logits of a part of the vocabulary. A token's loss $\ell$ needs three numbers: the
+# largest logit $m$, so that nothing overflows; the sum of exponentials; and the target's logit, which one rank has:
 #
 # $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
 
 # %%
-def split_cross_entropy(logits, targets):  # words only: a label of -100 would give a wrong loss
+def split_cross_entropy(logits, targets):  # every target must be a token: a label of -100 would give a wrong loss
     first = dist.get_rank() * logits.shape[-1]
     top = logits.detach().amax(-1)
     dist.all_reduce(top, dist.ReduceOp.MAX)
@@ -281,20 +266,18 @@ def split_cross_entropy(logits, targets):  # words only: a label of -100 would g
 
 
 # %%
-WORDS, TOKENS = 32_000, 64
-gap, found = run_ranks(loss_apart, RANKS, split_cross_entropy, TOKENS, WORDS)[0]
-gathering = ring_bytes({"all-gather": TOKENS * WORDS // RANKS * 8})
+VOCABULARY, TOKENS = 32_000, 64
+gap, found = run_ranks(loss_apart, RANKS, split_cross_entropy, TOKENS, VOCABULARY)[0]
+gathering = ring_bytes({"all-gather": TOKENS * VOCABULARY // RANKS * 8})
 print(f"gradient {gap:.0e} from one process; {found // TOKENS // 8} numbers a token: a rank sends",
       f"{ring_bytes({'all-reduce': found}):,} bytes; gathering logits would send {gathering:,}")
 assert gap < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum, a sum, a target"
 
 # %% [markdown]
-# The embedding is cut by words, too (vocabulary-parallel): a rank looks up its own, and the ranks add up.
-#
 # ## 4. The library's way: a plan
 #
-# **DTensor** is a tensor that knows how it lies on the ranks: `Shard(1)`, `Replicate()`, or a term of a sum,
-# `Partial()`. It sends where an operation needs another layout. You write which layer is cut which way
+# A **DTensor** knows how it lies on the ranks: `Shard(1)` is cut along dimension 1, `Replicate()` is whole on each, `Partial()`
+# is one term of a sum. It sends where an operation needs another layout. You write which layer is cut which way
 # (`ColwiseParallel` is `Shard(0)` of a linear layer's weight):
 
 # %%
@@ -305,7 +288,7 @@ def plan_of_block(sequence=False, together=True):
     plan |= {n: RowwiseParallel(output_layouts=between) for n in ("attention.output", "feedforward.down")}
     if sequence:
         plan |= {name: SequenceParallel() for name in ("attention_norm", "feedforward_norm")}
-    if together:  # one DTensor for all matrices that read it. None: an input that is no stream: RoPE's rotation
+    if together:  # one DTensor for all matrices that read it; None for an argument to leave alone: RoPE's rotation
         plan["attention"] = PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(Replicate(), None))
         plan["feedforward"] = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
     return plan
@@ -321,9 +304,6 @@ def by_library(model, sequence=False, together=True, embed=RowwiseParallel):
         parallelize_module(block, mesh, plan_of_block(sequence, together))
 
 
-# %% [markdown]
-# `loss_parallel()` lets `F.cross_entropy` work on ungathered logits.
-
 # %%
 def fresh(layers=2, kv_heads=4):
     torch.manual_seed(0)
@@ -337,7 +317,7 @@ def train(model, steps, loss_of=F.cross_entropy, shared=None):
     for step in range(steps):
         tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        with loss_parallel():
+        with loss_parallel():  # lets F.cross_entropy work on logits that were not gathered
             loss = loss_of(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
         if shared:
@@ -348,14 +328,14 @@ def train(model, steps, loss_of=F.cross_entropy, shared=None):
 
 
 # %% jupyter={"source_hidden": true}
-def mean_of_words(logits, targets):
+def mean_loss(logits, targets):
     return vocabulary_cross_entropy(logits, targets).mean()
 
 
 def run(way, layers=2, steps=10):
     model, shared, loss_of = fresh(layers), None, F.cross_entropy
     if way.startswith("by hand"):
-        shared, loss_of = split_layers(model, sequence_dim=1 if "sequence" in way else None), mean_of_words
+        shared, loss_of = split_layers(model, sequence_dim=1 if "sequence" in way else None), mean_loss
     elif way != "one process":
         by_library(model, sequence="sequence" in way, together="tutorial" not in way)
     with traffic() as sent:
@@ -365,8 +345,8 @@ def run(way, layers=2, steps=10):
 
 
 # %% [markdown]
-# A model of three layers and one of two differ by a layer. **Predict** for it: four all-reduces of 1.5 streams, $4 \cdot 1.5
-# \cdot 8\,s\,b\,h = 49{,}152$ bytes. Which ways send more? Without `together` the plan is that of
+# We train in five ways, with two layers and with three; the difference is a layer. **Predict** its bytes: four all-reduces of
+# $1.5\,sbh$ numbers, $4 \cdot 1.5 \cdot 8\,sbh = 49{,}152$ bytes. Without `together` the plan is that of
 # [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) at its beginning.
 
 # %%
@@ -383,16 +363,25 @@ for way in WAYS:
     off = max(abs(a / b - 1) for a, b in zip(losses, one, strict=True))
     assert off < 1e-12, f"{way} trains another model: is a sum missing?"
     rows[way] = {"losses from one process": f"{off:.0e}", "parameters held": f"{held / whole:.1%}"}
-    rows[way] |= layer_traffic(sent, three_layers[way][2])  # around a ring
+    rows[way] |= layer_traffic(sent, three_layers[way][2])  # by hand all norms travel in one call: no layer adds one
 pd.DataFrame(rows).T.fillna("")
 
 # %% [markdown]
 # **Read it.** The tutorial's plan gives the right losses and sends 7/4 of the bytes: five matrices each send a gradient of the
-# plain input. `together` makes the input **one** DTensor, and gradients are added before they travel.
+# plain input. `together` makes that input **one** DTensor, and gradients are added before they travel.
 #
-# With the sequence split DTensor sends what the all-reduces sent, and the norms' gradients. But this plan, eager and without checkpointing, keeps the gathered inputs: $(4 + 30/t)\,sbh$ bytes of a
-# GPT layer where ours by hand keeps $34\,sbh/t$. In return ours gathers two inputs a second time, which is a quarter more bytes.
-#
+# With the sequence split, DTensor sends what the all-reduces sent, plus the norms' gradients. But its eager plan keeps *gathered*
+# inputs: $(4 + 30/t)\,sbh$ bytes of a GPT layer where ours keeps $34\,sbh/t$. Ours gathers two inputs again instead, a quarter
+# more bytes. On more ranks:
+
+# %%
+SBH, WHOLE = 2048 * 1 * model_shape("gpt-3-175b").hidden, 34
+factors = {"tensor parallel": lambda t: 10 + 24 / t, "DTensor, sequence": lambda t: 4 + 30 / t, "by hand, sequence": lambda t: 34 / t}
+print(f"a layer of GPT-3 175B, 2,048 tokens, no scores (predicted); one GPU keeps {WHOLE * SBH / 1e9:.2f} GB")
+pd.DataFrame({way: {f"t = {t}": f"{of(t) / WHOLE:.1%}, {of(t) * SBH / 1e9:.2f} GB" for t in (2, 4, 8, 16)}
+              for way, of in factors.items()}).T
+
+# %% [markdown]
 # **Question.** Llama-2-70B has $h = 8192$. How many MB ($10^6$ bytes) does one of **eight** ranks send for a layer and step of
 # one sequence of 4,096 tokens, in bf16, by the plan with four all-reduces?
 
@@ -403,8 +392,8 @@ check("12.mb_per_layer", mb_per_layer)
 # %% [markdown]
 # ### At real size
 #
-# Two layers of Llama-2-70B's shape on one of eight simulated ranks, 4,096 tokens, no optimizer. MiB at the peak of a step that
-# adds to the last one's gradients, as accumulation does. The second plan cuts the *embedding* by columns:
+# Two layers of Llama-2-70B's shape on one of eight simulated ranks: 4,096 tokens, no optimizer, MiB at the peak of a step with
+# accumulated gradients. The second row cuts the *embedding* by columns:
 
 # %% jupyter={"source_hidden": true}
 from utils import simulate
@@ -452,90 +441,109 @@ assert by_columns["gradients"] == by_hand["gradients"], "is the embedding's grad
 ledger.T.assign(peak=[found.peak_bytes / 2**20 for found in ranks_of_70b.values()]).round(1)
 
 # %% [markdown]
-# **Read it.** DTensor keeps 280 MiB more activations: gathered inputs of five column sides. It holds 437.5 MiB more gradients:
-# an embedding cut by words gets its gradient whole. Cut by columns it gets a part, and sends by all-to-all.
+# **Read it.** DTensor keeps 280 MiB more activations, the gathered inputs of five matrices. It holds 437.5 MiB more
+# gradients: an embedding cut by vocabulary entries gets its gradient whole (under FSDP only in passing), one cut by columns gets its
+# part. The other 62.6 MiB are temporaries: its loss makes one more copy of a rank's fp32 logits.
 #
 # ## 5. Why it stays inside a node
 #
-# A layer makes ten collectives. The next product waits for four in forward and two in backward. Megatron runs four beside a
-# product: the second gather beside the gradient of $x$, the reduce-scatter beside that of the weight. Such a collective slows the
-# product by a share of its own time (`CONTENTION`, fitted), and what outlasts it is waited for. DTensor's eager plan hides none.
+# With the sequence split, Megatron's layer makes ten collectives. The ranks wait for six; four run beside a GEMM (matrix product)
+# of backward. DTensor's eager plan makes eight, and the ranks wait for all.
+#
+# Two constants were *fitted* to steps in five publications, BLOOM's log among them: how much slower a collective is in training
+# than alone, and what share of its time a GEMM beside it loses (`CONTENTION`). The last line tests them on a layer that they were
+# not fitted to:
 
 # %% jupyter={"source_hidden": true}
 from utils import Cluster
 from utils.catalog import SUSTAINED, link
 from utils.lessons.lesson_12.bloom import bloom_prequel_pairs
-from utils.lessons.lesson_12.layer_time import draw_layer_times, layer_stages
+from utils.lessons.lesson_12.layer_time import draw_layer_times, layer_of_22b, layer_stages
 from utils.planner.calibration import BESIDE_TRAINING, CONTENTION
 
 
-def machine(ports, gb_per_second, gpus=8):
-    return Cluster(gpu="A100 80GB", nodes=8, gpus_per_node=gpus, network_ports=ports,
-                   network_bytes_per_second=ports * gb_per_second * 1e9)
+def machine(nics=8, gpus=8, gpu="A100 80GB"):
+    return Cluster(gpu=gpu, nodes=8, gpus_per_node=gpus, network_ports=nics, network_bytes_per_second=nics * 25e9)
 
 
 for name, kind in (("NVLink 3", "NVLink 3"), ("InfiniBand HDR", "InfiniBand")):
     line, share = link(name).link_bytes_per_second / 1e9, SUSTAINED[kind].share
     print(f"{name}: {line:.0f} GB/s a direction (published) x {share:.2f} alone (published) x {BESIDE_TRAINING} in training",
           f"(fitted) = {line * share * BESIDE_TRAINING:.0f}")
+predicted, published = layer_of_22b(machine())
+print(f"a layer of 22B at TP 8, four sequences: {predicted:.1f} ms predicted,",
+      f"{published:.1f} published (Korthikanti and others 2022, Table 4)")
 
 # %%
 def layer_seconds(stages, slower=1.0):
-    """Products of a layer, and what it waits for collectives, each of which takes `slower` times as long as predicted."""
+    """GEMMs of a layer, and what it waits for collectives, each of which takes `slower` times as long as predicted."""
     sent = [slower * it.sent_seconds for it in stages]
     waits = sum(max(CONTENTION * s, s - it.product_seconds) for s, it in zip(sent, stages, strict=True))
     return sum(it.product_seconds for it in stages), waits
 
+
+def stages_of(name, tp, nics=8):
+    node = machine(nics, 16 if "NVLink 16" in name else 8, "H100" if "H100" in name else "A100 80GB")
+    return layer_stages(model_shape("gpt-3-175b"), node, tp, tokens=2048, eager="DTensor" in name)
+
+
+def milliseconds(name, slower=1.0):
+    gemms, waits = (1e3 * seconds for seconds in layer_seconds(passed[name], slower))
+    return {"GEMMs": gemms, "waits": waits, "time": gemms + waits, "GPUs x time": LAYOUTS[name][0] * (gemms + waits)}
+
 # %% [markdown]
-# Predicted: a layer of GPT-3 175B, one sequence of 2,048 tokens a micro-batch, forward and backward. *NVLink 16*: sixteen GPUs a
-# node. The last columns halve and double the time of every collective:
+# Now a layer of GPT-3 175B, one sequence of 2,048 tokens, forward and backward. Eight A100s a node (*NVLink 16*: sixteen), NICs of
+# 25 GB/s:
 
 # %%
-LAYOUTS = {"TP 2": (2, 8, 25), "TP 4": (4, 8, 25), "TP 8": (8, 8, 25), "TP 16, NVLink 16": (16, 16, 25),
-           "TP 16, 8 ports x 25 GB/s": (16, 8, 25), "TP 16, 8 ports x 12.5 GB/s": (16, 8, 12.5), "TP 16, 1 port x 25 GB/s": (16, 1, 25)}
-stages, rows = {}, {}
-for name, (tp, ports, gb_per_second) in LAYOUTS.items():
-    passed = stages[name] = layer_stages(model_shape("gpt-3-175b"), machine(ports, gb_per_second, 16 if "NVLink 16" in name else 8), tp, tokens=2048)
-    products, waits = (1e3 * seconds for seconds in layer_seconds(passed))
-    rows[name] = {"products": products, "waits": waits, "in all": products + waits, "GPUs x time": tp * (products + waits)}
-    rows[name] |= {f"GPUs x time, collectives x {n}": 1e3 * tp * sum(layer_seconds(passed, n)) for n in (0.5, 2)}
+LAYOUTS = {"TP 2": (2,), "TP 4": (4,), "TP 8": (8,), "TP 8, DTensor": (8,), "TP 16, NVLink 16": (16,), "TP 16, 8 NICs": (16, 8),
+           "TP 16, 1 NIC": (16, 1), "TP 4, H100": (4,), "TP 8, H100": (8,)}
+passed = {name: stages_of(name, *layout) for name, layout in LAYOUTS.items()}
 print(f"milliseconds (predicted), CONTENTION = {CONTENTION}")
-pd.DataFrame(rows).T.round(1)
+pd.DataFrame({name: milliseconds(name) for name in LAYOUTS}).T.round(1)
 
 # %%
-chosen = {name: stages[name] for name in ("TP 8", "TP 16, 8 ports x 25 GB/s", "TP 16, 1 port x 25 GB/s")}
-show(draw_layer_times(chosen, CONTENTION, title="Ten collectives of a layer of 175B, beside its products (predicted)"),
-     alt="At TP 8 collectives are slivers. At TP 16 over one port they outlast the products laid beside them.")
+print("milliseconds (predicted), where all collectives take half or twice as long")
+pd.DataFrame({name: {f"{what}, x {n}": milliseconds(name, n)[what] for what in ("time", "GPUs x time") for n in (0.5, 2)}
+              for name in LAYOUTS}).T.round(1)
+
+# %%
+chosen = {name: passed[name] for name in ("TP 8", "TP 8, DTensor", "TP 16, 8 NICs", "TP 16, 1 NIC")}
+show(draw_layer_times(chosen, CONTENTION, title="A layer of GPT-3 175B on A100s, one sequence of 2,048 tokens (predicted)"),
+     alt="At TP 8 collectives are slivers, in Megatron's order as in DTensor's. At TP 16 over one NIC they outlast the GEMMs.")
 
 # %% [markdown]
-# **Read it.** GPUs times time is the price. From 2 to 8 ranks in a node it rises by 19%, from 8 to 16 by 22% even if NVLink joins
-# all sixteen. Leaving the node adds 7% with a port a GPU, 35% with ports half as fast; with one port a node, 16 ranks
-# are slower than 4. At half or twice a collective's time the order stays. Pipeline and data parallelism
-# take the slow links ([lesson 14](14_three_dimensions.ipynb)).
+# **Read it.** *GPUs x time* is the price. Inside a node it rises by 19% from 2 to 8 ranks, by 22% from 8 to 16 even if NVLink joins
+# all sixteen. Leaving the node adds 7% with a NIC for each GPU. With one NIC a node, even the *time* is longer than on 4
+# ranks, unless collectives take half as long; the price is the highest either way. Pipelines and data parallelism take the
+# slow links ([14](14_three_dimensions.ipynb)). Megatron's `--tp-comm-overlap` and
+# PyTorch's async TP (`torch.compile`) hide more, piece by piece of a GEMM.
 #
-# **"TP = 8, always"** is folklore, though. Each of eight ranks computes half as much as each of four, and sends no less:
-# 12% dearer, predicted. From
-# [BLOOM's log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md),
-# pairs that differ in TP and data parallelism alone (published, one iteration each):
+# **"TP = 8, always"** is folklore. Each of eight ranks computes half as much as each of four, and sends no less: 12%
+# dearer, predicted, and 19% on H100s, whose GEMMs are faster. From [BLOOM's
+# log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md), pairs that differ
+# in TP and data parallelism (published, one iteration each). At a fixed batch, half the TP leaves each pipeline half the
+# micro-batches and twice the *bubble*, idle over working time ([13](13_pipelines.ipynb)):
 
 # %%
 bloom_prequel_pairs()
 
 # %% [markdown]
-# Rows 6 and 7 hold one setup at 145.92 and 141.99: equal runs differ by 2.8%. So 4 beats 8 in four of six pairs; rows 2 and 3
-# show nothing, nor does 2 against 4. Where 4 fits, try it before 8.
+# **Read it.** Rows 6 and 7 start from two runs logged under one setup, one with 44 GB of memory and one with 38; they differ by
+# 2.8%. As logged, four of six steps from 8 to 4 gain more. Without the bubble (an estimate, for 1F1B) all six gain, 5 to 24%.
+# Where TP 4 fits, try it before 8, and watch the bubble.
 #
 # | take | when | costs |
 # |---|---|---|
-# | tensor parallelism, 2 to 8 | more GPUs than sequences, or a layer's activations too large; NVLink | four sums a layer |
-# | sequence and loss parallelism | with it, if ranks divide the sequence | second gathers, or inputs kept |
-# | FSDP instead | a sequence a GPU fits | weights gathered twice, gradients scattered |
-# | recomputation instead ([05](../intermediate/05_checkpointing.ipynb)) | slow links | one more forward; beside tensor parallelism its collectives, too |
+# | tensor parallelism, 2 to 8 | more GPUs than sequences, or a layer's activations too large | four all-reduces a layer |
+# | context parallelism ([18](18_long_contexts.ipynb)) | long sequences | keys and values sent |
+# | FSDP | a sequence fits a GPU | weights gathered twice, gradients scattered |
+# | recomputation ([05](../intermediate/05_checkpointing.ipynb)) | slow links | one more forward |
 #
 # ## Break it, diagnose it
 #
-# The model of section 4, sequence split by hand, two key-value heads for four ranks. `shared.add_up()` makes two
-# sums: of norms, over all ranks, and of copied heads, over two. One is left out. What drifts?
+# We take section 4's model, split its sequence by hand, and give it two key-value heads for four ranks. `shared.add_up()` sums norms'
+# gradients over all ranks, and copied heads' over two. One sum is left out. What drifts apart?
 
 # %%
 def spread(tensor, group=None):
@@ -551,7 +559,7 @@ def forgotten(left_out):
     shared = split_layers(model, sequence_dim=1)
     replicas = dict(zip(("norms", "copies"), shared.over, strict=True))  # of each: who holds it, and what
     shared.over = [it for what, it in replicas.items() if what != left_out]
-    losses = train(model, 6, mean_of_words, shared)
+    losses = train(model, 6, mean_loss, shared)
     return losses, {what: max(spread(p, group) for p in it) for what, (group, it) in replicas.items()}
 
 # %%
@@ -563,20 +571,20 @@ for left_out in (None, "norms", "copies"):
 
 # %% [markdown]
 # **Diagnose it.** The first loss is right. Then each rank updates its norms by its own tokens, or its copy of a head by its own
-# queries. No loss curve tells. Compare replicas to the last bit: `spread`.
+# queries, and no loss curve tells. Compare replicas to the last bit: `spread`. In Megatron, this is an own norm or router
+# whose weight lacks `sequence_parallel = True`.
 
 # %% [markdown]
 # ## Recap
 #
 # Columns, then rows: one sum forward ($g$), one backward ($f$). What lies between stays whole, unless the sequence is split.
 #
-# **Test yourself.** A model has 8 key-value heads. You go from TP 8 to TP 16 inside one NVLink domain. What changes for
-# keys and values?
+# **Test yourself.** A model with 8 key-value heads goes from TP 8 to TP 16. What changes for keys and values?
 #
 # <details><summary>Answer</summary>
 #
-# With copies their weights shrink no further, and each gradient needs a sum over two ranks. In
-# Megatron-Core the weights halve once more, and a layer's forward gathers all queries, keys and values.
+# DTensor's plan refuses: ranks must divide the key-value heads. With copies, weights shrink no further, and each gradient needs a sum
+# over two ranks. Megatron-Core halves the weights once more, and gathers queries, keys and values of all heads in each forward.
 #
 # </details>
 #
@@ -589,19 +597,10 @@ for left_out in (None, "norms", "copies"):
 # %% [markdown]
 # ## On Monday
 #
-# When GPUs outnumber a batch's sequences, or one layer's activations fill a GPU, over NVLink. FSDP takes the other GPUs.
-# For PyTorch (2.15 here), with your layers' names:
+# For PyTorch (2.15 here), with your layers' names. TP takes the GPUs of a node that NVLink joins, FSDP the others:
 #
 # ```python
-# # torchrun --nproc-per-node 8 train.py. Before this, you have:
-# # - torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), device = torch.device("cuda"), tp = 2,
-# #   world_size = int(os.environ["WORLD_SIZE"]), dtype, reduce_dtype = torch.bfloat16, torch.float32, learning_rate;
-# # - n_kv_heads, n_channels of the feed-forward layer, n_words, n_tokens of a sequence, a folder for checkpoints;
-# # - make_model(): your model, embedding and head two matrices; make_buffers(model): fills what no state dict holds, such
-# #   as RoPE's tables; weights: the state dict on rank 0, {} elsewhere;
-# # - batches(dp_rank): inputs and targets, the same on all ranks of a TP group;
-# # - attention that counts local heads, k.view(b, s, -1, head_dim), and takes s from the tokens: after the embedding
-# #   x.shape[1] is s / tp.
+# # torchrun --nproc-per-node 8 train.py. What these lines expect of you stands at their end.
 # from contextlib import nullcontext
 #
 # import torch
@@ -615,31 +614,34 @@ for left_out in (None, "norms", "copies"):
 # from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
 #                                                loss_parallel, parallelize_module)
 #
+# # 1. The plan
 # mesh = init_device_mesh(device.type, (world_size // tp, tp), mesh_dim_names=("dp", "tp"))
-# with torch.device("meta"):  # shapes alone: no rank ever holds the whole model
+# with torch.device("meta"):  # shapes alone: no GPU ever holds the whole model
 #     model = make_model()
-# for name, size in {"key-value heads": n_kv_heads, "channels": n_channels, "words": n_words, "sequence": n_tokens}.items():
+# for name, size in {"key-value heads": n_kv_heads, "channels": n_channels, "tokens of the vocabulary": n_vocabulary,
+#                    "tokens of a sequence": n_tokens}.items():
 #     assert size % tp == 0, f"{size} {name} do not divide over {tp} ranks"
 #
 # whole, part = Replicate(), Shard(1)  # activations are (batch, sequence, channels)
 # parallelize_module(model, mesh["tp"], {
-#     "embed": RowwiseParallel(input_layouts=whole, output_layouts=part),  # ColwiseParallel(...): a part of its gradient
+#     "embed": ColwiseParallel(input_layouts=whole, output_layouts=part),  # RowwiseParallel makes its whole gradient on each rank
 #     "norm": SequenceParallel(),
 #     "head": ColwiseParallel(input_layouts=part, output_layouts=Shard(-1), use_local_output=False),
 # })
 # for block in model.blocks:
 #     parallelize_module(block, mesh["tp"], {
 #         "attention_norm": SequenceParallel(), "feedforward_norm": SequenceParallel(),
-#         # One entry an argument by position; None for what is no stream, as a rotation. By name: input_kwarg_layouts={...}
+#         # One entry for each positional argument, None to leave it alone (RoPE's rotation). By name: input_kwarg_layouts={...}
 #         "attention": PrepareModuleInput(input_layouts=(part, None), desired_input_layouts=(whole, None)),
 #         "feedforward": PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,)),
 #         **dict.fromkeys(["attention.query", "attention.key", "attention.value"], ColwiseParallel()),
 #         **dict.fromkeys(["feedforward.gate", "feedforward.up"], ColwiseParallel()),
 #         **dict.fromkeys(["attention.output", "feedforward.down"], RowwiseParallel(output_layouts=part)),
 #     })
-# for name, p in model.named_parameters():  # a plain tensor's gradient would be that of its own tokens only
+# for name, p in model.named_parameters():  # a plain tensor would get the gradient of its rank's tokens only
 #     assert isinstance(p, DTensor), f"{name} is in no plan"
 #
+# # 2. FSDP over the other GPUs, then the weights
 # policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
 # sharding = {"mesh": mesh["dp"], "mp_policy": policy}
 # for block in model.blocks:
@@ -650,26 +652,39 @@ for left_out in (None, "norms", "copies"):
 # set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 # optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
 #
+# # 3. Training
 # sent = CommDebugMode()
 # for step, (inputs, targets) in enumerate(batches(mesh["dp"].get_local_rank())):
-#     with nullcontext() if step else sent, loss_parallel():  # counting takes time: the first step only
-#         logits = model(inputs).to(reduce_dtype)  # the loss in 16 bits would be rounded to 0.06
+#     with nullcontext() if step else sent, loss_parallel():  # collectives are counted in the first step only: it takes time
+#         logits = model(inputs).to(reduce_dtype)  # a loss in 16 bits would be rounded to 0.06
 #         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 #         loss.backward()
 #     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's; print norm.full_tensor()
 #     optimizer.step()
 #     optimizer.zero_grad()
 # print(sent.get_comm_counts())
-#
 # state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-# dcp.save(state, checkpoint_id=folder)  # each rank its parts; another tp or number of ranks can load them
+# dcp.save(state, checkpoint_id=folder)  # each rank writes its parts; another tp or number of ranks can load them
+#
+# # 4. In the next run, after 1 and 2
+# state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
 # dcp.load(state, checkpoint_id=folder)
 # set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+#
+# # What these lines expect of you:
+# # - torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), device = torch.device("cuda"), tp = 2,
+# #   world_size = int(os.environ["WORLD_SIZE"]), dtype, reduce_dtype = torch.bfloat16, torch.float32, learning_rate;
+# # - n_kv_heads, n_channels of the feed-forward layer, n_vocabulary, n_tokens of a sequence, a folder for checkpoints;
+# # - make_model(): your model, embedding and head two matrices; make_buffers(model): fills what no state dict holds, such
+# #   as RoPE's tables; weights: the state dict in the host memory of rank 0, {} elsewhere;
+# # - batches(dp_rank): inputs and targets, the same on all ranks of a TP group;
+# # - attention that counts its local heads, k.view(b, s, -1, head_dim); the model takes s from the tokens, since after the
+# #   embedding x.shape[1] is s / tp.
 # ```
 #
-# **Look at** the counts: four reduce-scatters and four all-gathers a block, two of each for the ends; all-reduces: three for
-# the loss, one for each RMSNorm (a LayerNorm has two), one for each row-parallel bias; FSDP's own beside them. In fp32, losses are those of one process to rounding. In
-# transformers (5.23 here), under the same `torchrun` (`tp_plan="auto"` in older versions):
+# **Look at** the counts: four reduce-scatters and four all-gathers a block, one of each for the head, two all-to-alls for the
+# embedding; all-reduces: three for the loss, one for each RMSNorm (a LayerNorm has two) and row-parallel bias; FSDP's own. In fp32,
+# losses are those of one process to rounding. In transformers (5.23 here; before, `tp_plan="auto"`), under the same `torchrun`:
 #
 # ```python
 # from transformers import AutoModelForCausalLM
@@ -684,5 +699,6 @@ for left_out in (None, "norms", "copies"):
 # print(f"{held:,} of {model.num_parameters():,} parameters on this rank")
 # ```
 #
-# **Look at** what a rank holds: its share of all matrices in the model's own plan. Norms and the sequence stay whole.
-# In Megatron-LM the same is `--tensor-model-parallel-size 8 --sequence-parallel`.
+# **Look at** what a rank holds: its share of all matrices. Norms and the sequence stay whole.
+# In Megatron-LM the first script is `--tensor-model-parallel-size 8 --sequence-parallel`, with `CUDA_DEVICE_MAX_CONNECTIONS=1` before
+# Blackwell.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +16,11 @@ from utils.views.style import byte_unit, course_style, empty_figure, print_evide
 # How a tensor lies on a rank: what share of the box is filled, and how.
 _HELD = {
     "whole": ("the whole tensor, on every rank", "#3f90da", ""),
+    "passing": (
+        "the same, gathered: by hand not kept for backward, kept by DTensor",
+        "#d3e6f8",
+        "",
+    ),
     "sequence": ("a part of the sequence", "#92dadd", ".."),
     "channels": ("some of its channels or heads", "#ffa90e", "//"),
     "partial": ("a term of a sum", "#c9c9c9", "xx"),
@@ -27,6 +32,7 @@ _HELD = {
 COPIES = 2  # ranks that hold a copied head
 _READ = "Tensors: the sequence goes down, channels across. Matrices: rows go down, columns across."
 MOST_RANKS = 64
+_SENDS = {True: ("a collective", "#4d4d4d"), False: ("none in forward", "none")}
 _BOX, _GAP, _BAR = 0.46, 0.24, 0.36
 
 
@@ -35,8 +41,8 @@ class Held(NamedTuple):
 
     Attributes:
         name: of the tensor or matrix.
-        how: "whole", "sequence", "channels", "partial" or "copied" (a head of two ranks); of a matrix
-            "columns", "rows" or "copied weights".
+        how: "whole", "passing" (whole for a moment), "sequence", "channels", "partial" or "copied" (a
+            head of two ranks); of a matrix "columns", "rows" or "copied weights".
         widths: how many times the hidden size it is wide.
     """
 
@@ -80,13 +86,28 @@ def draw_tensor_flow(
         axes.set(xlim=(-1.6, longest), ylim=(len(schemes) * (ranks + 2.6) - 1.0, -0.9))
         axes.axis("off")
         axes.set_title(title)
-        used = {step.how for way in schemes.values() for step in way if isinstance(step, Held)}
-        looks = [look for how, look in _HELD.items() if how in used]
-        named = {text: Patch(facecolor=c, hatch=h, label=text) for text, c, h in looks}
-        figure.legend(
-            handles=[*named.values()], loc="outside lower center", ncols=5, fontsize=9, title=_READ
-        )
+        handles = _legend([step for way in schemes.values() for step in way])
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, title=_READ)
     return figure
+
+
+def _legend(steps: Sequence[Held | Exchange]) -> list[Patch]:
+    """What each look means, of those that are drawn."""
+    used = {step.how for step in steps if isinstance(step, Held)}
+    looks = [(how, look) for how, look in _HELD.items() if how in used]
+    named = {
+        text: Patch(
+            facecolor=color, hatch=hatch, label=text, edgecolor="#555555",
+            ls="--" if how == "passing" else "-", lw=0.8,
+        )
+        for how, (text, color, hatch) in looks
+    }  # fmt: skip
+    sends = {step.sends for step in steps if isinstance(step, Exchange)}
+    bars = [look for sent, look in _SENDS.items() if sent in sends]
+    return [
+        *named.values(),
+        *(Patch(facecolor=color, edgecolor="#4d4d4d", label=text) for text, color in bars),
+    ]
 
 
 def draw_feedforward() -> Figure:
@@ -100,7 +121,7 @@ def draw_feedforward() -> Figure:
     sequence = [
         Held(before, "sequence"),
         Exchange("all-gather, 0.75 sbh\n(back: the same again, and\nreduce-scatter, 0.75 sbh)"),
-        *(Held("x", "whole"), *split, term),
+        *(Held("x", "passing"), *split, term),
         Exchange("reduce-scatter, 0.75 sbh\n(back: all-gather, 0.75 sbh)"),
         Held(after, "sequence"),
     ]
@@ -112,29 +133,18 @@ def draw_feedforward() -> Figure:
 
 
 def draw_key_heads() -> Figure:
-    """Four query heads and two key-value heads on four ranks: by copies, and by a gather."""
-    query = [Held("W of queries", "columns", 3), Held("queries", "channels", 3)]
+    """Attention of four query heads and two key-value heads on four ranks, which hold copies of these."""
     copies = [
-        *(
-            *query,
-            Held("W of keys, values", "copied weights", 3),
-            Held("keys, values", "copied", 3),
-        ),
-        Exchange(
-            "nothing (after backward: sum\nof the weights' gradients,\nranks 0 + 1 and 2 + 3)",
-            sends=False,
-        ),
-    ]
-    gathers = [
-        *(Held("W of queries", "columns", 3), Held("W of keys, values", "columns", 3)),
-        Held("queries, keys, values", "channels", 4),
-        Exchange("all-gather\n(back: reduce-scatter)"),
-        Held("those of all heads", "whole", 4),
-        *(Held("its query head", "channels", 3), Held("its key, value", "copied", 3)),
+        *(Held("norm: x", "whole"), Exchange("f: nothing\n(back: all-reduce)", sends=False)),
+        *(Held("W of queries", "columns", 2), Held("queries", "channels", 2)),
+        *(Held("W of keys,\nvalues", "copied weights", 2), Held("keys,\nvalues", "copied", 2)),
+        *(Held("attention's\nresult", "channels", 2), Held("W of\noutput", "rows")),
+        *(Held("term", "partial"), Exchange("g: all-reduce\n(back: nothing)")),
+        Held("dropout,\nresidual: z", "whole"),
     ]
     return draw_tensor_flow(
-        {"copies": copies, "gather\n(Megatron-\nCore)": gathers},
-        title="Four query heads and two key-value heads on four ranks: two ways, forward",
+        {"copies of\nkey-value\nheads": copies},
+        title="Attention of four query heads and two key-value heads on four ranks, forward",
     )
 
 
@@ -156,7 +166,7 @@ def _draw_band(
     for step in way:
         middle = left + _width(step) / 2
         if isinstance(step, Exchange):
-            filled = "#4d4d4d" if step.sends else "none"
+            filled = _SENDS[step.sends][1]
             spot = (middle - 0.07, top), 0.14, ranks - 0.1
             axes.add_patch(Rectangle(*spot, facecolor=filled, edgecolor="#4d4d4d", lw=1))
             below = {"ha": "center", "va": "top", "fontsize": 9, "style": "italic"}
@@ -180,9 +190,9 @@ def _draw_box(axes: Axes, left: float, top: float, held: Held, rank: int, ranks:
         spot = (left + width * first / ranks, top, width * COPIES / ranks, height)
     elif held.how in ("channels", "columns"):
         spot = (left + width * rank / ranks, top, width / ranks, height)
-    axes.add_patch(
-        Rectangle(spot[:2], *spot[2:], facecolor=color, hatch=hatch, edgecolor="#777777", lw=0.5)
-    )
+    line = "--" if held.how == "passing" else "-"
+    look = {"facecolor": color, "hatch": hatch, "edgecolor": "#555555", "lw": 0.5, "ls": line}
+    axes.add_patch(Rectangle(spot[:2], *spot[2:], **look))
 
 
 def draw_kept(
@@ -197,7 +207,8 @@ def draw_kept(
 
     Args:
         measured: by scheme.
-        parts: by scheme, the terms of the formula and their bytes; the same terms for all.
+        parts: by scheme, the terms and their bytes; the same terms for all. Those that begin with
+            "scores" are drawn as outlines.
         without: by scheme, what is measured beside the scores; None: not told.
 
     Raises:
@@ -208,46 +219,61 @@ def draw_kept(
     if without is not None and [*measured] != [*without]:
         raise ValueError(f"`without` needs the schemes {[*measured]}; got {[*without]}.")
     unit, name = byte_unit(min(measured.values()))
-    looks = [("#3f90da", "\\\\"), ("#ffa90e", "//"), ("#a96b59", ".."), ("#ffffff", "")]
     with course_style():
-        figure, axes = empty_figure(height=1.6 + 0.75 * len(measured))
+        figure, axes = empty_figure(height=2.1 + 0.75 * len(measured))
         for row, (scheme, terms) in enumerate(parts.items()):
-            left = 0.0
-            for (term, size), (color, hatch) in zip(terms.items(), looks, strict=False):
-                axes.barh(
-                    row - 0.18,
-                    size / unit,
-                    left=left,
-                    height=0.34,
-                    color=color,
-                    hatch=hatch,
-                    edgecolor="white" if color != "#ffffff" else "#4d4d4d",
-                    linewidth=0.6,
-                    label=f"predicted: {term}" if not row else "",
-                )
-                left += size / unit
-            axes.barh(
-                row + 0.2,
-                measured[scheme] / unit,
-                height=0.28,
-                color="#4d4d4d",
-                label="" if row else "measured",
-            )
-            share = measured[scheme] / next(iter(measured.values()))
-            text = f" {measured[scheme] / unit:.0f} {name}, {share:.0%}"
+            _stack(axes, row - 0.18, {f"{k}, predicted": v / unit for k, v in terms.items()}, row)
+            bare, total = (without or measured)[scheme], measured[scheme]
+            bars = {"measured": bare / unit}
             if without is not None:
-                bare = without[scheme] / next(iter(without.values()))
-                text += f"; without scores {bare:.0%}"
-            axes.text(measured[scheme] / unit, row + 0.2, text, va="center", fontsize=10)
+                bars["scores, measured"] = (total - bare) / unit
+            _stack(axes, row + 0.2, bars, row)
+            text = _shares(scheme, measured, without, unit, name)
+            axes.text(total / unit, row, text, va="center", fontsize=10)
         axes.set_yticks(range(len(measured)), list(measured))
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.6 * max(measured.values()) / unit)
+        axes.set_xlim(0, 1.45 * max(measured.values()) / unit)
         axes.set_xlabel(f"kept for backward on one rank ({name})")
         axes.grid(False, axis="y")
         axes.set_title(title)
-        axes.legend(loc="lower right", fontsize=9)
+        figure.legend(loc="outside lower center", ncols=3, fontsize=9)
         print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], [device])
     return figure
+
+
+def _shares(
+    scheme: str,
+    measured: Mapping[str, float],
+    without: Mapping[str, float] | None,
+    unit: float,
+    name: str,
+) -> str:
+    """What is measured of a scheme, and its share of the first."""
+
+    def told(sizes: Mapping[str, float]) -> str:
+        share = sizes[scheme] / next(iter(sizes.values()))
+        return f" {sizes[scheme] / unit:.0f} {name}, {share:.0%}"
+
+    if without is None:
+        return told(measured)
+    return f"{told(without)} without scores\n{told(measured)} with them"
+
+
+def _stack(axes: Axes, middle: float, sizes: Mapping[str, float], row: int) -> None:
+    """One bar of several terms, of which scores are outlines; the first row names them."""
+    looks = iter([("#3f90da", "\\\\"), ("#ffa90e", "//"), ("#832db6", "")])
+    left = 0.0
+    for term, size in sizes.items():
+        look: dict[str, Any] = {"edgecolor": "#4d4d4d", "linewidth": 0.6}
+        if "scores" in term:
+            look |= {"facecolor": "none", "linestyle": "--", "linewidth": 1.0}
+        elif term == "measured":
+            look["facecolor"] = "#4d4d4d"
+        else:
+            look["facecolor"], look["hatch"] = next(looks)
+        label = "" if row or term == "scores, measured" else term
+        axes.barh(middle, size, left=left, height=0.32, label=label, **look)
+        left += size
 
 
 __all__ = [
