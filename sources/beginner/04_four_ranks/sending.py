@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -70,11 +70,13 @@ def buckets_of(make: Callable[[], nn.Module], shape: Sequence[int]) -> list[Buck
     with torch.device("meta"):
         model, images = make(), torch.randn(*shape)
     flops: dict[nn.Module, int] = {}
-    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    for layer in layers:
-        layer.register_forward_hook(
-            lambda layer, _, made: flops.update({layer: made.numel() * layer.weight[0].numel()})
-        )
+
+    def count(layer: Any, _: Any, made: torch.Tensor) -> None:
+        flops[layer] = made.numel() * layer.weight[0].numel()
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(count)
     model(images)
     found, filled_bytes, done, cap_bytes = [], 0, 0, FIRST_CAP_BYTES
     for module in reversed(list(model.modules())):  # the last layer's gradients come first

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,8 +108,9 @@ class _OwnDropout(nn.Module):
 
 def _caught(text: str, generator: Callable[[], float]) -> None:
     model = _model(layers=2)
-    own = nn.Sequential(_OwnDropout(generator), model.blocks[0].feedforward)
-    model.blocks[0].feedforward = own
+    block: Any = model.blocks[0]
+    own = nn.Sequential(_OwnDropout(generator), block.feedforward)
+    block.feedforward = own
     try:
         check_repeatable(own, torch.ones(4, 64))
     except NotRepeatableError:
