@@ -34,16 +34,18 @@ from utils.lessons.lesson_00b.several_cards import parts_of_a_card, slower_links
 # %% [markdown]
 # ## 1. The map
 #
-# A step takes one text of 2,048 tokens, or one for each group of cards that splits its matrices. Always fused AdamW, 16-bit autocast,
-# adapters of rank 16 on all linear layers. Every square has the first of these that fits with 11% of its need free: nine in ten
-# published peaks lay that near to the simulated one.
+# Each card reads one text of 2,048 tokens a step. Cards that split each matrix among them read one text together. Always fused
+# AdamW, 16-bit autocast, adapters of rank 16 on all linear layers. Bytes of one card are *simulated*: the step runs on tensors
+# without data. Those of several are *predicted* by formulas. A square has the first of these that fits with 11% of its need free:
 #
 # 1. The step as asked.
-# 2. A change that keeps the **same numbers**: the loss in chunks, all blocks recomputed, or states on the host (FSDP2). One
-#    before two, the quicker before the slower, as predicted. Paged AdamW comes last: the seconds of its pages are not predicted.
+# 2. A change that keeps the **same numbers**, up to rounding: the loss in chunks, all blocks recomputed, or states on the host
+#    (FSDP2; not tried in a T4's fp16). One before two, the quicker before the slower, as predicted; on a T4, without predicted
+#    seconds, in the order of section 3. Paged AdamW comes last: the seconds of its pages are not predicted. No limit is set to
+#    the host's memory: section 2 says what it holds.
 # 3. A change to **other numbers**: 8-bit moments, or weights and moments in bf16.
-# 4. The **fewest cards**, in whole nodes of eight above eight: FSDP2, with each matrix split over 1, 2, 4 or 8 of a node.
-#    Where 16-bit (or 4-bit) weights alone exceed a card, only this is tried.
+# 4. The **fewest cards**, in whole nodes of eight above eight: FSDP2, with each matrix split over 1, 2, 4 or 8 of a node, the
+#    least split that is enough. Where 16-bit (or 4-bit) weights with the 11% exceed a card, only this is tried.
 
 # %%
 METHODS, CARDS, TOKENS = ("full", "lora", "qlora"), ("T4", "RTX 4090", "A100-80GB"), 2048
@@ -65,13 +67,18 @@ show(
 )
 
 # %% [markdown]
-# **Read it.** Card-seconds are what you pay for. Dozens of small cards are possible on paper: where no link between their nodes was
-# published, no seconds stand beside them. [05a](intermediate/05a_trusting_simulation.ipynb) says how far to trust simulated bytes; of the
-# published peaks that the planner is held against, 80% lie between 0.93 and 1.13 of its prediction (`utils.planner`).
+# **Read it.** Card-seconds are what you pay for at one text a step. A step of more texts spreads the host's and the optimizer's
+# share over more tokens. QLoRA's are too low: Qwen's README has 7.0 s a step for it where LoRA takes 5.2
+# ([7B, 2,048 tokens, one A100](https://github.com/QwenLM/Qwen), published). Dozens of small cards are possible on paper: where no link
+# between their nodes was published, no seconds stand beside them.
+#
+# Nine in ten of the published LoRA peaks in [00a](00a_your_model.ipynb) lay within 11% of the simulated one. Predicted bytes have a
+# wider spread: 80% of the published peaks lie between 0.93 and 1.13 of the prediction (`utils.planner`). Where the bar of several
+# cards ends at its line, expect to need the next number of cards.
 #
 # **A T4** computes in fp16. That needs a loss scaler, and Qwen2-7B [was reported](https://github.com/QwenLM/Qwen3/issues/670) to give
-# NaN in it. The map also has one line that a T4 needs: without it transformers passes keys of grouped heads, which
-# [on this card](https://github.com/huggingface/transformers/issues/48633) only a kernel takes that keeps all attention scores.
+# NaN in it. The map also has one line that a T4 needs. Without it transformers passes keys of grouped heads, for which
+# [this card](https://github.com/huggingface/transformers/pull/45776) falls back to a kernel that keeps all attention scores.
 
 # %%
 print(kept_scores("meta-llama/Llama-3.2-1B", "lora", "T4", TOKENS))
@@ -96,8 +103,8 @@ display(
 )
 
 # %% [markdown]
-# **Why that many cards?** Here is 70B with all weights on A100s. All cards share the states. What else a card holds shrinks only
-# with the split of its matrices.
+# **Why that many cards?** Here is 70B with all weights on A100s. All cards share the states. What else a card holds shrinks with
+# the split of its matrices, most where the split covers all cards and FSDP2 gathers nothing.
 
 # %%
 seventy, full = model_config("meta-llama/Llama-3.1-70B"), Recipe(method="full", tokens=TOKENS)
@@ -115,11 +122,12 @@ display(
 )
 
 # %% [markdown]
-# The first link is 1,600 Gb/s a node, as MosaicML published it of A100s. A quarter is what AWS
-# [sells with them](https://aws.amazon.com/blogs/compute/amazon-ec2-p4d-instances-deep-dive/): ask before you rent.
-# Four-bit weights train under FSDP1 with `bnb_4bit_quant_storage` set to the compute type,
-# [even 70B on two cards of 24 GB](https://www.answer.ai/posts/2024-03-06-fsdp-qlora.html) with weights on the host (published). FSDP2 is
-# [an open request](https://github.com/huggingface/accelerate/issues/3874) (read in 2026).
+# The first link is 1,600 Gb/s a node, as [MosaicML](https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking)
+# published it of A100s. A quarter is what AWS [sells with 40 GB ones](https://aws.amazon.com/blogs/compute/amazon-ec2-p4d-instances-deep-dive/):
+# ask before you rent. Four-bit weights of bitsandbytes train under FSDP1 with `bnb_4bit_quant_storage` set to the compute type,
+# [even 70B on two cards of 24 GB](https://www.answer.ai/posts/2024-03-06-fsdp-qlora.html) with weights on the host (published). Under FSDP2
+# they are [an open request](https://github.com/huggingface/accelerate/issues/3874) (read in 2026); torchtune's NF4 weights
+# [train there](https://github.com/meta-pytorch/torchtune/issues/1029). A † marks squares that need four bits and split matrices.
 #
 # ## 3. The questions
 #
@@ -127,17 +135,18 @@ display(
 #
 # | method | what weights take | shown in |
 # |---|---|---|
-# | all weights | 16 bytes a parameter, with their states | [01 §3](beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises) |
+# | all weights: `from_pretrained(..., dtype=torch.float32)`, `TrainingArguments(bf16=True, optim="adamw_torch_fused")` | 16 bytes a parameter, with their states | [01 §3](beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises) |
 # | LoRA: `LoraConfig(r=16, target_modules="all-linear")` | 2 bytes, frozen; small new matrices train | [06 §2](intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand) |
-# | QLoRA: also `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)` | half a byte in linear layers, else 2 | [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated) |
+# | QLoRA: also `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)`, on a T4 `torch.float16` | half a byte in the blocks' linear layers; head and embedding 2, or 4 after `prepare_model_for_kbit_training` | [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated) |
 #
-# **Which change?** In this order, two if one is not enough; stop when it fits.
+# **Which change?** Among those of the same numbers take the quickest that fits, two if one is not enough. The host is often slower
+# than 8 bits: *or* in section 2 names that price.
 #
 # | what does not fit | change | type | shown in |
 # |---|---|---|---|
-# | logits of a large vocabulary | chunked loss | `TrainingArguments(use_liger_kernel=True)`, or `F.linear_cross_entropy` from PyTorch 2.13 on | [01 §6](beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest) |
+# | logits of a large vocabulary | chunked loss | `TrainingArguments(use_liger_kernel=True)`, or, from PyTorch 2.13 on, `F.linear_cross_entropy(hidden, head.weight, labels, options=nn.LinearCrossEntropyOptions())` | [01 §6](beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest) |
 # | activations | recompute all blocks | `TrainingArguments(gradient_checkpointing=True)` | [05 §2](intermediate/05_checkpointing.ipynb#2.-Which-blocks?) |
-# | weights and states | to the host | `fully_shard(block, offload_policy=CPUOffloadPolicy())` | [07 §3](intermediate/07_offload.ipynb#3.-When-does-the-link-cost-nothing?) |
+# | weights and states | to the host | `fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), offload_policy=CPUOffloadPolicy())`, each block first, then the model | [07 §3](intermediate/07_offload.ipynb#3.-When-does-the-link-cost-nothing?) |
 # | moments | in pages | `TrainingArguments(optim="paged_adamw_32bit")` | |
 # | moments | 8 bits: other numbers | `TrainingArguments(optim="adamw_bnb_8bit")` | |
 # | 16 bytes a parameter | bf16: other numbers | `from_pretrained(..., dtype=torch.bfloat16)`, without `bf16=True` | [03 §3](beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder) |
@@ -146,7 +155,7 @@ display(
 #
 # | what does not fit | do | shown in |
 # |---|---|---|
-# | states | share them: `fully_shard(block)` | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds) |
+# | states | share them: `fully_shard(part, mp_policy=...)`, each block first, then the model | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds) |
 # | a gathered block, or the embedding | split each matrix: `parallelize_module(...)` | [12 §3](advanced/12_tensor_parallel.ipynb#3.-What-a-rank-keeps) |
 # | both | compose the axes | [14 §4](advanced/14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage) |
 #
