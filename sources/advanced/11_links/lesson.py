@@ -73,8 +73,8 @@ show(draw_steps(step_lanes(job), [job] * job.nodes, title=f"A step: one node {al
      "longer in each pass, and the others wait for it. A strip below each lane: the network sends from early in backward on.")
 
 # %% [markdown]
-# Each node takes its batch in three passes (micro-batches), and seven wait for node 5 in each. Replace node 5, and cure nothing
-# else: how many times as fast as one node are the eight then?
+# Each node takes its batch in three passes (micro-batches), and seven wait in each until node 5's backward ends; the
+# network sends meanwhile. Replace node 5, and cure nothing else: how many times as fast as one node are the eight then?
 
 # %%
 my_bet_times_as_fast = ...
@@ -166,8 +166,9 @@ for name, (steps, most) in FORMULAS.items():
     assert (sends[-1].step, sent) == (steps, most) and apart < 1e-12, f"{name}: another algorithm than the formula's"
 
 # %% [markdown]
-# **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce. The tree's root sends $B \log_2 N$ bytes, in
-# fewer steps.
+# **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce: 14 steps, 7,168 bytes. The tree takes
+# 6 steps, but its root sends $B \log_2 N$ bytes. The trees of NCCL, NVIDIA's library, join nodes, and pass on chunks
+# ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
 #
 # ### Break it: a collective in another order
 #
@@ -187,7 +188,7 @@ except RankError as error:
     print(next(part for part in str(error).split("\n\n") if "collectives" in part))
 
 # %% [markdown]
-# The message is the course's own. NCCL, NVIDIA's library, does not compare calls: the job hangs until PyTorch's timeout of
+# The message is the course's own. NCCL does not compare calls: the job hangs until PyTorch's timeout of
 # ten minutes, or ends with wrong numbers. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` PyTorch compares them, and names those that
 # differ. [Lesson 16a](16a_when_a_run_breaks.ipynb) reads what PyTorch's *flight recorder* writes at a timeout.
 #
@@ -226,7 +227,8 @@ print(f"the largest message took {points[-1][1] / mine.seconds(SIZES[-1]):.2f} t
 # does not serve all sizes: fit near those that you send.
 #
 # A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has several
-# ports. Each has a ring of its own for its part of the tensor, and each ring passes through all GPUs:
+# ports. Each has a ring of its own for its part of the tensor, and each ring passes through all GPUs. The drawing leaves out a
+# stop: an NVSwitch joins no port, so GPU 7 sends through GPU 0 (*PXN*, [nccl 2193](https://github.com/NVIDIA/nccl/issues/2193)).
 
 # %%
 show(rails.draw_rails(link("NVLink 4").link_bytes_per_second, link("InfiniBand NDR").link_bytes_per_second),
@@ -253,7 +255,8 @@ display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).h
 
 # %% [markdown]
 # **Read it.** A gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one. 64 KiB are
-# all start: more ports do not help.
+# all start: more ports do not help. NCCL would send these over eight nodes by a tree and its protocol *LL*, with starts of 0.6
+# and 5 µs (same file): in about 0.05 ms.
 #
 # ## 3. Two hosts
 #
@@ -316,8 +319,8 @@ for hosts in (2, 16, 64):
 # %% [markdown]
 # **Read it.** The flat ring sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$ hosts.
 # That gain vanishes with many hosts. *Order* matters more: so launchers number ranks host by host, and NCCL reads the
-# topology. The prediction is the kernel's bytes over the link's rate. We did not separate the causes
-# of the rest. One candidate: the link idles while hierarchical ranks work inside their host.
+# topology. The column *predicted* is a floor found afterwards: bytes that the kernel counted in this run, over the link's rate.
+# We did not separate the causes of the rest.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -383,13 +386,14 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
     "ms: one all-reduce alone, best of 12; backward (sleeps 128) with all its all-reduces, best of 4"))
 
 # %% [markdown]
-# **Read it.** One bucket for all hides nothing. Small ones hide most where a start is cheap; where it is expensive (+10 ms),
-# a middle size wins. The prediction queues all-reduces at the times that they took alone.
-# DDP's size is `bucket_cap_mb`, 25 by default (the very first bucket 1).
+# **Read it.** One bucket for all hides nothing. Predicted best are small ones where a start is cheap, and 4 layers where it costs
+# 10 ms more. The measurements are too noisy to confirm the 4: the last row's two should differ by 10 ms.
+# The prediction has the times of all-reduces alone; beside backward they may take longer.
+# DDP's size is `bucket_cap_mb`, 25 by default (the first bucket 1).
 #
 # ## 5. Reading the tools
 #
-# These logs are from real clusters, and shortened.
+# These logs are from real clusters, shortened.
 # **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
 # ([NVIDIA/nccl 1519](https://github.com/NVIDIA/nccl/issues/1519)):
 #
@@ -406,10 +410,16 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # NCCL INFO Using network IB
 # ```
 #
-# *IB* means RDMA, over InfiniBand or Ethernet (RoCE). *Socket* means TCP, here in spite of fast cards.
+# *IB* means RDMA, over InfiniBand or Ethernet (RoCE). *Socket* means TCP, here in spite of fast cards. On AWS a plugin sends
+# ([nccl 1597](https://github.com/NVIDIA/nccl/issues/1597)):
+#
+# ```
+# NCCL INFO NET/OFI Selected Provider is efa (found 16 nics)
+# NCCL INFO Using network Libfabric
+# ```
 
 # %% [markdown]
-# **`nvidia-smi topo -m`**, first rows of a DGX A100 ([NVIDIA/nccl 1505](https://github.com/NVIDIA/nccl/issues/1505)):
+# **`nvidia-smi topo -m`**, two rows of a DGX A100 ([NVIDIA/nccl 1505](https://github.com/NVIDIA/nccl/issues/1505)):
 #
 # ```
 #         GPU0    GPU1    GPU2    ...   NIC0    NIC1    NIC2    NIC3
@@ -421,8 +431,9 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # node. A GPU wants a NIC at `PIX` or `PXB`: GPU2 has NIC2 and NIC3.
 
 # %% [markdown]
-# **`all_reduce_perf`** of nccl-tests prints two bandwidths. *algbw* is size over time. *busbw* is algbw times
-# $2(N-1)/N$: for a ring, what each link carried ([NVIDIA/nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)):
+# **`all_reduce_perf`** of nccl-tests prints
+# [two bandwidths](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). *algbw* is size over time. *busbw* is algbw
+# times $2(N-1)/N$: for a ring, what each link carried ([NVIDIA/nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)):
 #
 # ```
 #      size (B)    time (us)   algbw (GB/s)   busbw (GB/s)
@@ -431,9 +442,10 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 #     134217728        49264           2.72           5.22
 # ```
 #
-# Twice the size takes eleven times as long: at 64 MiB NCCL changes algorithm or protocol, or the
-# network is congested. Between two nodes, not more, set `NCCL_ALGO=RING`: trees may print more than the ports carry
-# ([nccl-tests 169](https://github.com/NVIDIA/nccl-tests/issues/169)); then expect 46-48 GB/s a port of 400 Gb/s
+# Twice the size takes eleven times as long, yet any two of these nodes did well: at 64 MiB NCCL changes algorithm or protocol
+# (`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` [prints both](https://github.com/NVIDIA/nccl/issues/1444)), or the network is congested.
+# Between two nodes, not more, set `NCCL_ALGO=RING`: trees may print more than the ports carry
+# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)); then expect 46-48 GB/s a port of 400 Gb/s
 # ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
 #
 # **Question.** How many ranks did this run have? The ratio of the two bandwidths tells.
@@ -445,8 +457,9 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 # %% [markdown]
 # ## 6. Eight nodes, three times as fast
 #
-# All nodes spend most of the step in the all-reduce, so the network looks guilty. But **a collective's time includes
-# waiting for the last one to come**. Hence the order: hardware, network, collectives, code.
+# All nodes spend most of the step in the all-reduce. Is that the network? **A collective's time includes
+# waiting for the last one to come.** Hence the order: hardware, network, collectives, code. Find each output's wrong line
+# before you read on.
 
 # %%
 print(job.look("hardware"), job.look("network"), sep="\n\n")
@@ -454,7 +467,7 @@ print(job.look("hardware"), job.look("network"), sep="\n\n")
 # %% [markdown]
 # **Hardware.** Node 5 is hot and slow: the *straggler*. `nvidia-smi -q -d PERFORMANCE` says why a clock is low.
 # **Network.** On the hosts `ib_write_bw` finds 197 of 200 Gb/s. In the job's container NCCL finds no device, and speaks TCP
-# over one port, `eth0`.
+# over one port, `eth0`, of 100 Gb/s (`ethtool` shows it).
 
 # %%
 print(job.look("collectives"), job.look("code"), sep="\n\n")
@@ -463,9 +476,9 @@ print(job.look("collectives"), job.look("code"), sep="\n\n")
 # **Collectives.** There are three times as many buckets of 25 MiB as the gradients fill: the job sends in every pass. Node 5
 # waits for nobody: its all-reduce is the *shortest*. **Code.** Every node waits for its loader.
 #
-# Predict before you cure. Between 8 nodes an all-reduce takes $\alpha + 2 \cdot \frac{7}{8} B \beta$, the hierarchical formula
-# without the work inside nodes. We assume 80% of the rates: 10 GB/s for TCP through one port of 100 Gb/s, and 160
-# for eight ports of InfiniBand.
+# Compute before you cure. In the simulator an all-reduce between 8 nodes takes $\alpha + 2 \cdot \frac{7}{8} B \beta$: the
+# hierarchical formula without the work inside nodes, at 80% of the rates: 10 GB/s for TCP, 160 for eight ports of InfiniBand.
+# The next cell takes these, and the seconds of forward and backward, from the simulator.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -485,8 +498,9 @@ for name, network, slowest in (("as found", TCP, 1.35), ("node 5 replaced", TCP,
 print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports")
 
 # %% [markdown]
-# The first line gives node 5's 901 ms. The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of
-# the ports means the wrong network. Now cure the causes in turn:
+# The first line gives node 5's 901 ms, as the same formula must. (In a real job each pass waits for its first bucket: a few
+# ms.) The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of the ports, or 6% by a flat ring's
+# $2 \cdot \frac{63}{64} B$, means the wrong network. Now cure the causes in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
@@ -512,8 +526,8 @@ show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step;
 # **The answer.** The job sends too much over too slow a way: three times a step, over TCP. Replacing node 5 takes away 189 ms of waiting, and 901
 # ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65, because one node gains more by it.
 #
-# Cures overlap. Here is every combination. `no_sync` (lesson 04) keeps three passes and sends in the last. One pass needs
-# three times the activations: measure its peak first.
+# Cures overlap. Here is every combination of network, passes and node 5. `no_sync` (lesson 04) keeps three passes and sends in
+# the last. One pass needs three times the activations: measure its peak first.
 
 # %%
 LINKS, verdict = {f"TCP, {rate} GB/s": TCP._replace(bytes_per_second=rate * GB) for rate in (5, 10, 20)} | {"InfiniBand": INFINIBAND}, {}
@@ -528,7 +542,8 @@ for (sending, (passes, hiding)), slowest in itertools.product(SENDING.items(), (
 display(pd.DataFrame(verdict).T.style.format(precision=2).set_caption("times one node (predicted); the job has TCP at 10 GB/s, beside it half and twice that"))
 
 # %% [markdown]
-# **Read it.** InfiniBand gives 6.17, and a new node 5 after it 8.00, whatever TCP's rate was. One pass gives nearly as much,
+# **Read it.** InfiniBand gives 6.17, and a new node 5 after it 8.00, whatever TCP's rate was. A real job gains less:
+# [sending slows backward](https://github.com/NVIDIA/nccl/issues/338). One pass gives nearly as much,
 # 6.14, but 4.05 at half the rate. A new node 5 after it gives 6.87: the slow backward had hidden what TCP sends. `no_sync`
 # sends as little as one pass, but only the last backward hides it: 4.53. Cure the network first.
 #
@@ -542,41 +557,23 @@ check("11.node_to_look_at", node_to_look_at)
 # %% [markdown]
 # ## Recap: what helps when
 #
-# The rank that waits least is the one to look at.
-#
 # | take | when | does not help |
 # |---|---|---|
 # | ring: under $2B$ a rank, $2(N-1)$ starts | large tensors | small tensors, many ranks |
 # | tree: $2\log_2 N$ steps | small tensors | bandwidth, unless cut in chunks |
-# | a ring through each port | NCCL does it, if it finds the ports | one port a node |
 # | larger buckets | a start is expensive | a slow link: bytes stay |
 # | fewer bytes (bf16 gradients, accumulation) | the link is full | stragglers |
 #
-# **Test yourself.** Eight nodes are only three times as fast as one. Which tool do you ask, in which order?
-#
-# <details><summary>Answer</summary>
-#
-# Hardware: <code>nvidia-smi</code>. Network: <code>NCCL_DEBUG=INFO</code>, <code>ib_write_bw</code>,
-# <code>all_reduce_perf</code>. Collectives: their number, size, and what backward does not hide. Code: the loader,
-# <code>.item()</code>.
-#
-# </details>
-#
 # **Where next.** Do the [lab](../../labs/advanced/11_links.ipynb), in a copy (`make my-labs`); then compare with
 # the [solution](../../solutions/advanced/11_links.ipynb).
-#
-# **References.** Thakur, Rabenseifner and Gropp 2005, [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521).
-# NVIDIA,
-# [nccl-tests on bandwidths](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md),
-# [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
 
 # %% [markdown]
 # ## On Monday
 #
-# **Is it the network?** In a script that `torchrun` started on all nodes, after `init_process_group`, with your
-# `device`:
+# **Is it the network?**
 #
 # ```python
+# # In a script that torchrun started on all nodes, after init_process_group, with your `device`.
 # import time
 # import torch
 # import torch.distributed as dist
@@ -595,19 +592,28 @@ check("11.node_to_look_at", node_to_look_at)
 # busbw_gb_per_second = 2 * (ranks - 1) / ranks * gradients.nbytes / seconds / 1e9
 # if dist.get_rank() == 0:
 #     print(f"busbw {busbw_gb_per_second:.1f} GB/s, {busbw_gb_per_second / PORTS_GB_PER_SECOND:.0%} of the ports")
+# # Two nodes: start it with NCCL_ALGO=RING. More: without.
+# # Look for `Socket` first, whatever this prints: TCP carried 150 to 180 of 200 Gb/s in vllm 42075.
+# # Above 80%: well; section 5's 46 of 50 GB/s are 92%. 50 to 80%: test halves of the nodes, then halves of the slow half.
+# # Below 50%: test each port.
 # ```
 #
-# On two nodes start it with `NCCL_ALGO=RING`, on more without. Above 80%: well; section 5's 46 of 50 GB/s are 92%. From 50
-# to 80%: test halves of the nodes, then halves of the slow half. Below 50%: test each port. Below 10%: look for `Socket`.
+# Then look for the cause:
 #
 # ```
 # ib_write_bw -d mlx5_0 --report_gbits            # on node A; then on node B, and so for mlx5_1, ..., mlx5_7:
 # ib_write_bw -d mlx5_0 --report_gbits NODE_A
-# mpirun -np 64 -N 8 -x NCCL_DEBUG=INFO all_reduce_perf -b 8 -e 8G -f 2 -g 1     # nccl-tests, built with MPI=1
+# # nccl-tests, built with MPI=1; TUNING prints the algorithm and protocol of each size:
+# mpirun -np 64 -N 8 -x NCCL_DEBUG=INFO -x NCCL_DEBUG_SUBSYS=INIT,ENV,NET,TUNING all_reduce_perf -b 8 -e 8G -f 2 -g 1 | tee nccl.log
+# grep "NET/IB : Using" nccl.log               # are all cards there?
+# grep GDRDMA nccl.log                         # nothing: the cards do not read the GPUs' memory (nccl 1412)
+# env | grep NCCL_; cat /etc/nccl.conf         # NCCL_IB_DISABLE=1 or NCCL_NET=Socket, left by somebody?
+# sudo lspci -vvv | grep "ACSCtl.*SrcValid+"   # ACS is on: switch it off, except in a virtual machine (nccl 1412, nccl-tests 112)
 # ```
 #
-# **`Socket`?** The container needs the cards, memory that it may lock, and `libibverbs`
-# ([vllm 42075](https://github.com/vllm-project/vllm/pull/42075)); on Kubernetes, an RDMA resource such as `rdma/ib`.
+# **`Socket`?** The container needs the cards, memory that it may lock
+# ([vllm 42075](https://github.com/vllm-project/vllm/pull/42075)), and `libibverbs`
+# ([sglang 1427](https://github.com/sgl-project/sglang/pull/1427)); on Kubernetes, an RDMA resource such as `rdma/ib`.
 #
 # ```
 # docker run --gpus all --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...
@@ -615,15 +621,16 @@ check("11.node_to_look_at", node_to_look_at)
 # NCCL INFO Channel 07/0 : 0[0] -> 8[0] [send] via NET/IBext_v8/7/GDRDMA    # good (nccl 1453): the card reads the GPU's memory
 # ```
 #
-# **Is it a node?** Under DDP, each rank by itself, without a collective. Give all ranks the *same* batches:
+# **Is it a node?** Give all ranks the *same* batches:
 #
 # ```python
+# # Under DDP, each rank by itself, without a collective.
 # import time
 # from statistics import median
 # import torch
 # import torch.distributed as dist
 #
-# seconds = []
+# seconds = []  # after minutes of training: a fault that comes with heat shows on hot GPUs only
 # with model.no_sync():
 #     for batch in batches[:20]:
 #         start = time.perf_counter()
@@ -636,10 +643,8 @@ check("11.node_to_look_at", node_to_look_at)
 # dist.all_gather_object(of_rank, median(seconds))
 # slow = [(rank, round(own / median(of_rank), 2)) for rank, own in enumerate(of_rank) if own > 1.05 * median(of_rank)]
 # if dist.get_rank() == 0:
-#     print(f"ranks above 1.05 of the median's seconds: {slow}")
+#     print(f"ranks above 1.05 of the median's seconds: {slow}")  # all of one node: look at it
 # ```
-#
-# If they are all of one node, look at it.
 #
 # **Is it the collectives?** In a `torch.profiler` trace, sum `ncclDevKernel` after the last backward kernel. Send once:
 #
@@ -647,7 +652,7 @@ check("11.node_to_look_at", node_to_look_at)
 # from contextlib import nullcontext
 # from torch.nn.parallel import DistributedDataParallel
 #
-# model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+# model = DistributedDataParallel(model, bucket_cap_mb=50)  # MiB; 25 by default: larger where a start is expensive
 # for number, batch in enumerate(batches, start=1):
 #     with nullcontext() if number == len(batches) else model.no_sync():
 #         (loss_of(model, batch) / len(batches)).backward()
@@ -661,6 +666,8 @@ check("11.node_to_look_at", node_to_look_at)
 # from torch.distributed.fsdp import fully_shard
 #
 # mesh = init_device_mesh(device.type, (nodes, gpus_a_node), mesh_dim_names=("replicate", "shard"))
+# # A model in bf16: pass mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32) to each fully_shard, too;
+# # the sums of passes are held in reduce_dtype (pytorch 194628).
 # for layer in model.layers:
 #     fully_shard(layer, mesh=mesh)
 # fully_shard(model, mesh=mesh)

@@ -17,6 +17,7 @@ from utils.lessons.blocks import run_block
 from utils.ranks import rank_device, run_ranks
 from utils.traffic.cost import bus_bytes_per_second
 from utils.traffic.counter import traffic
+from utils.units import MIB
 
 RANKS, LATE, LATE_SECONDS, MICRO_BATCHES = 2, 1, 0.1, 4
 NODES, GPUS_A_NODE = 2, 2
@@ -130,6 +131,7 @@ def _accumulated(text: str) -> tuple[int, Tensor]:
     wrap, steps = text.split("for number", 1)
     names = run_block(wrap, **names)
     assert isinstance(names["model"], DistributedDataParallel)
+    assert names["model"].bucket_bytes_cap == 50 * MIB, "not the size that the comment explains"
     with traffic() as sent:
         run_block(f"for number{steps}", **names)
     torch.optim.SGD(names["model"].parameters(), lr=RATE).step()
