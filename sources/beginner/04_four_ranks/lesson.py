@@ -84,7 +84,7 @@ print(*run_ranks(meet, 4), sep="\n")
 # %% [markdown]
 # Training needs two collectives: a *broadcast* (everyone gets what rank 0 has) and this *all-reduce*. Three rules:
 #
-# 1. Replicas start equal: rank 0 broadcasts its parameters and buffers.
+# 1. Replicas start equal: rank 0 broadcasts its parameters and buffers (tensors that are not trained).
 # 2. After backward the gradients are summed over the ranks,
 # 3. and divided by the world size, since each rank's loss is a mean over its share.
 #
@@ -104,7 +104,7 @@ def average_gradients(model):
 
 
 # %% [markdown]
-# The rest is a plain training step; rules 2 and 3 go into `after_backward`:
+# Rules 2 and 3 go into `after_backward`:
 
 # %%
 def make_step(model, optimizer, after_backward):
@@ -121,7 +121,7 @@ def make_step(model, optimizer, after_backward):
 
 # %% [markdown]
 # `sharded_loader` wraps a `DistributedSampler`: step $k$ of four ranks holds the items of step $k$ of one. The ResNet has
-# *group norm*; section 4 says why. Images are CIFAR-10's at half size, or generated.
+# *group norm*, which normalizes each image by itself; section 4 says why. Images are CIFAR-10's at half size, or generated.
 
 # %%
 data, _ = pictures(2048)
@@ -141,7 +141,7 @@ def train(wrap, after_backward=None, *, batch=BATCH, steps=3, dtype=torch.float3
 
 
 # %% [markdown]
-# `observe` takes the steps. It reports losses (means over ranks), rank 0's first gradient after averaging, with `metered` the
+# `observe` takes the steps and reports losses (means over ranks), rank 0's first gradient after averaging, with `metered` the
 # memory of one more step, and **payload**: the bytes that a rank puts into collectives.
 
 
@@ -161,8 +161,8 @@ assert hand.sent.payload_bytes == hand.at_start.payload_bytes == 4 * P, "not eve
 
 # %% [markdown]
 # **Read it.** Each rank puts in exactly $4P$ bytes a step: every gradient once. In a *ring* (the lower drawing; follow the thick
-# frame) $N$ ranks cut $B$ bytes into $N$ shares, which all travel at once. Each share takes $2(N-1)$ hops, and in each hop a
-# rank sends one share:
+# frame) $N$ ranks cut $B$ bytes into $N$ shares, which all travel at once. *A: 0+1* is share A, summed over ranks 0 and 1.
+# Each share takes $2(N-1)$ hops, and in each hop a rank sends one share:
 #
 # $$2 \, (N-1) \, \frac{B}{N} \ \text{bytes on each link}$$
 #
@@ -175,8 +175,8 @@ check("04.ring_of_eight", sent_by_each_of_eight_mb)
 # %% [markdown]
 # ## 2. Is it right? A test, and four faults
 #
-# **Predict.** Each row below the first breaks one rule; the last repeats *not divided* under Adam. Which would the *first*
-# loss betray, which the second, which the first *gradient*? (Four ranks, fp64, width 8.)
+# **Predict.** Each row below the first breaks one rule. Which would the *first*
+# loss betray, which the second, which the first *gradient*? (Four ranks, fp64; width 8 is a quarter of the channels.)
 
 
 # %%
@@ -208,13 +208,13 @@ faults.map("{:.0e}".format)
 
 # %% [markdown]
 # **Read it.** The first loss precedes any update: only *not broadcast* shows. The second shows all faults under SGD.
-# Under Adam *not divided* leaves 5e-08, which fp32 would hide: Adam's step hardly depends on the gradient's size. The first
+# Under Adam *not divided* leaves 5e-08: Adam's step hardly depends on the gradient's size. The first
 # **gradient** shows each: test it, in fp64.
 #
 # ## 3. The real one: DDP
 #
 # `DistributedDataParallel` keeps the same rules. Backward fills **buckets**, flat tensors of gradients, each reduced in one call.
-# In the row *views* (`gradient_as_bucket_view=True`) gradients are parts of the buckets, and no copies.
+# In the row *views* (`gradient_as_bucket_view=True`) each gradient is a part of a bucket; the table counts it as a gradient.
 
 # %%
 VIEWS = partial(DistributedDataParallel, gradient_as_bucket_view=True)
@@ -235,9 +235,9 @@ print(f"Rank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()}):")
 table_of(ways)
 
 # %% [markdown]
-# **Read it.** A rank needs about three quarters: only activations are divided. *Rest* is one convolution's scratch (on a GPU,
-# cuDNN's workspace, of another size); half or twice as much moves the answer little. DDP's buckets are one more copy of the
-# gradients. Views save it where backward ends, the peak where states fill the memory; here backward has just begun.
+# **Read it.** A rank of this small model needs about three quarters: only activations are divided. *Rest* is all other memory, as
+# a convolution's scratch. Section 6 repeats the bet for ResNet-50.
+# DDP's buckets are one more copy of the gradients. Views save that copy where backward ends; here the peak lies at its begin.
 #
 # The bet is **strong scaling**: the batch stays. In **weak scaling** each GPU's share stays. Does DDP train the same model?
 
@@ -253,12 +253,11 @@ show(figures.draw_apart({
     "DDP in fp32 and in fp64 stay at the last digits of their type.")
 
 # %% [markdown]
-# **Read it.** It does: sums run in another order, so the last digits differ (at 0, not even those). Rounding may grow in a long
-# run: judge by gradients.
+# **Read it.** It does: sums run in another order, so only the last digits differ.
 #
 # ### What the gradient test lets pass
 #
-# Two faults lie in the loop: no sampler, and `model.module(x)`, which goes around DDP. After a step compare ranks:
+# Two faults lie in the loop: no sampler, and `model.module(x)`, which goes around DDP. Compare ranks after a step:
 
 
 # %%
@@ -286,11 +285,12 @@ loops
 # ### Buckets, and overlap
 #
 # By hand took 29 calls a step, DDP two; each costs a start
-# ([Li and others](https://arxiv.org/abs/2006.15704), figure 2). Why not one? Backward makes the last layer's gradients
-# first, and DDP reduces a full bucket *while* backward goes on. By default 1 MiB fills the first bucket, and 25 MiB each other.
+# ([Li and others](https://arxiv.org/abs/2006.15704), figure 2). Backward makes the last layer's gradients
+# first, and DDP reduces a full bucket *while* backward goes on. A bucket closes with the
+# tensor that fills it: by default the first at 1 MiB, each other at 25 MiB.
 #
-# The picture predicts ResNet-50 on eight A100s: backward takes two thirds of NVIDIA's published step, dealt out over layers by
-# FLOPs, and links run at *line rate*, the rate of their standard.
+# The picture predicts ResNet-50 on eight A100s under AMP (automatic mixed precision): backward takes two thirds of NVIDIA's
+# published step, dealt out over layers by FLOPs. Each GPU has its own link, at *line rate*, the rate of its standard.
 
 # %%
 published = [row for row in table("nvidia_resnet50") if row["gpu"] == "A100-80GB"]
@@ -304,9 +304,9 @@ show(figures.draw_buckets(buckets, backward_seconds=backward_seconds["AMP"], ran
      "backward goes on, and only the fifth after it. At half of Ethernet's rate buckets queue, and two and a half are left.")
 
 # %% [markdown]
-# **Read it.** The last bucket has nothing to hide behind. On a slow link buckets queue, and what is left after backward makes the
-# step longer. Large buckets need fewer calls, small ones leave earlier: hence `bucket_cap_mb`. Does it? See the small
-# ResNet with a cap of 0.25 MiB:
+# **Read it.** The last layer fills bucket 1 almost at once; bucket 5 has nothing to hide behind. On a slow link buckets queue, and
+# what is left after backward lengthens the step. Large buckets need fewer calls, small ones leave earlier: `bucket_cap_mb` sets
+# their size. Does DDP send during backward? The small ResNet, with a cap of 0.25 MiB:
 
 # %%
 backwards = run_ranks(sending.profile_backwards, 2, data[:BATCH], 0.25)[0]
@@ -316,7 +316,7 @@ print(f"rank 0 of two: backward takes {1e3 * fastest.layers_seconds:.0f} ms ({Ev
 fastest.table()
 
 # %% [markdown]
-# **Read it.** It does: the first all-reduces end before backward does.
+# **Read it.** It does: the first all-reduces end before backward.
 #
 # ### Accumulation, and `no_sync`
 #
@@ -342,7 +342,7 @@ for inside, payload_bytes in run_ranks(lambda: {name: payload_of_four_parts(*qui
     print(f"in no_sync: {inside:<21} {payload_bytes:>9,} bytes a step, {payload_bytes / (4 * P):.0f} x 4 P")
 
 # %% [markdown]
-# The *forward* must be inside, too.
+# What counts is the *forward*: there DDP decides whether the backward after it will send.
 #
 # ## 4. Where the equality ends
 #
@@ -360,7 +360,7 @@ for drop_last in (False, True):
 # %% [markdown]
 # **Read it.** All ranks must take as many steps: one that waits alone in an all-reduce fails, by default after
 # [10 minutes with NCCL and 30 with gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
-# So the sampler starts over, and items 0 and 1 count double; with `drop_last` it leaves items out. Without
+# So the sampler starts over: shares stay equal, but items 0 and 1 count double. With `drop_last` it leaves items out. Without
 # `sampler.set_epoch(epoch)` each epoch has the first one's order.
 #
 # **Question.** 1,003 items over 8 ranks, padded: how many items of an epoch are repeats?
@@ -373,7 +373,7 @@ check("04.repeated_items", repeated_items)
 # ### A mean over tokens
 #
 # A language model's loss is a mean over *tokens*, of *all* micro-batches of *all* ranks. The rule `by_tokens` divides the sum of
-# losses by their number and multiplies by $N$, by which DDP will divide: lab exercise 4. Two wrong rules beside it:
+# losses by the number of those tokens and multiplies by $N$, since DDP will divide by $N$. Two rules are wrong:
 
 
 # %%
@@ -395,13 +395,13 @@ assert token_errors.pop("by_tokens") < 1e-12 < 0.05 < min(token_errors.values())
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> In October 2024 transformers fixed this mistake
 # <a href="https://github.com/huggingface/transformers/pull/34191">within a process</a>. Across devices it added
-# <a href="https://github.com/huggingface/transformers/pull/34373">an option</a>,
+# <a href="https://github.com/huggingface/transformers/pull/34373">an option</a>, <code>average_tokens_across_devices</code>,
 # <a href="https://github.com/huggingface/transformers/pull/39395">on by default</a> since version 4.54.</div>
 #
 # ### Batch norm looks at its own share
 #
-# Batch norm normalizes by what it sees: on four ranks, a quarter. One process below takes whole batches, another goes by the
-# quarters that a sampler deals out, each normalized alone.
+# Batch norm normalizes by what it sees: on four ranks, a quarter. Below, one process takes whole batches,
+# another the sampler's quarters, each alone.
 
 
 # %%
@@ -426,15 +426,14 @@ assert from_quarters < 1e-12 < 1e-3 < from_whole, "four ranks should follow the 
 
 # %% [markdown]
 # **Read it.** Four ranks follow the quarters: batch norm is another function of a smaller share. DDP
-# broadcasts *rank 0's* running statistics before each forward, then each rank updates its own: in the end they are four
-# models. Evaluate and save rank 0's. `SyncBatchNorm` shares statistics in each such layer: for fewer than 16 images a GPU
-# ([Wu and He](https://arxiv.org/abs/1803.08494), figure 1). Group norm never looks across the batch.
+# broadcasts *rank 0's* running statistics before each forward, then each rank updates its own: evaluate and save rank 0's.
+# For fewer than 16 images a GPU ([Wu and He](https://arxiv.org/abs/1803.08494), figure 1) take `SyncBatchNorm`: each rank then
+# normalizes by the whole batch.
 #
 # ## 5. Is it faster? Scaling efficiency
 #
 # **Speed-up** is the images a second of $N$ ranks over those of one; **efficiency** is speed-up over $N$. NVIDIA
-# published ResNet-50, 256 images a GPU, in TF32 (fast products of fp32 tensors) and under AMP
-# (automatic mixed precision).
+# published ResNet-50, 256 images a GPU, in TF32 (fast products of fp32 tensors) and under AMP.
 #
 # **Question.** Under AMP a step sends `"half"` the bytes of gradients, or the `"same"`? Why?
 
@@ -455,9 +454,10 @@ for name, (lone, eight) in speeds.items():
 print("published:", source("nvidia_resnet50").partition(" @")[0])
 
 # %% [markdown]
-# **Read it.** Both send the same fp32 gradients, and AMP loses twice as much. On NVLink, which joins the GPUs of one machine, bytes
-# explain little of it. Loading, launches of kernels, processors that NCCL takes, or the slowest rank may explain more.
-# On which link would bytes matter?
+# **Read it.** Bytes explain little of what is lost on NVLink, which joins the GPUs of one machine. The runs differ in more: by
+# [NVIDIA's settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml) an
+# optimizer step takes 2,048 images, eight batches of one GPU or one of eight GPUs. Only under AMP are images channels-last: do
+# not compare what AMP and TF32 lose. On which link would bytes matter?
 
 # %% tags=["nbval-check-output"]
 def shows_ms(name, kind, rate):  # by how much a step grows: what is left of sending when backward is over
@@ -471,13 +471,12 @@ shown = {"all sending": [f"{1e3 * at_worst(name):.1f}" for name in links]} | sho
 pd.DataFrame(shown, links).rename_axis(columns="ms a step (predicted, eight A100s)")
 
 # %% [markdown]
-# **Read it.** At 25 Gbit/s the answer hangs on the rate that you get, so measure it. At line rate a step grows little; at half of
-# it, under AMP, by almost a half.
+# **Read it.** Bytes alone are a floor: 0.1 ms on NVLink, where the published steps grew by 9.6 and 19.6 ms. At 25 Gbit/s measure your
+# rate: at line rate bytes add 5.4 ms to AMP's 104 ms, at half of it 45.4 ms.
 #
 # ### Why is it slow?
 #
-# A step in `no_sync` sends nothing: compare it with a whole one. A GPU still works when a call has returned, so the timer waits.
-# In the second run a fault is planted.
+# A step in `no_sync` sends nothing: compare it with a whole one.
 
 
 # %%
@@ -516,15 +515,14 @@ for planted in PLANTED:
 pd.DataFrame(rows).set_index(["planted", "rank"])
 
 # %% [markdown]
-# **Read it.** Rank 0 waits 0.2 s for rank 1. *DDP's part* is the whole step less the **slowest** rank's computing: copies, sending,
-# and noise. Two busy cores are noisy: only the 0.2 s is readable.
+# **Read it.** Rank 0 waits 0.2 s for rank 1. *DDP's part*, the whole step less the **slowest** rank's computing, is copies, sending
+# and noise. A rank waits with nothing planted, too, and a negative time is printed as 0: only the 0.2 s is readable.
 #
 # | cause | it shows as | what helps |
 # |---|---|---|
 # | data loading | *loading* beside *computing* | more `num_workers` |
 # | a slow rank | *computing* differs between ranks | equal shares and hardware |
-# | jitter: each step another slow rank | *DDP's part*, though *computing* is alike | find what interrupts |
-# | all-reduce | *DDP's part*, beside a ring's | larger shares, `no_sync`, a faster link |
+# | all-reduce | *DDP's part*, near a ring's time | larger shares, `no_sync`, a faster link |
 # | small shares | *computing* near *computing all 64* | larger shares |
 #
 # For GPUs: [lesson 11](../advanced/11_links.ipynb).
@@ -532,8 +530,8 @@ pd.DataFrame(rows).set_index(["planted", "rank"])
 # ## 6. The scenarios as asked
 #
 # *"Scale our ResNet from one process to four GPUs: DDP, then DDP with mixed precision. Epoch time and memory before and
-# after each step."* Weak scaling, 256 images a GPU. `simulate` runs the model's and DDP's code without data, for A100s;
-# NCCL's buffers, cuDNN's workspace and the CUDA context come on top. AMP is bf16 here, fp16 in NVIDIA's run.
+# after each step."* Weak scaling, 256 images a GPU. `simulate` runs the code without data, for A100s;
+# NCCL's buffers, cuDNN's workspace and the CUDA context come on top. AMP is bf16 here, fp16 at NVIDIA.
 
 
 # %%
@@ -568,9 +566,13 @@ for name, (gpus, kind) in CASES.items():
 pd.DataFrame(asked).set_index("")
 
 # %% [markdown]
-# **Read it.** DDP buys time and costs its buckets. AMP nearly halves the peak. Minutes of four reach from no loss to
-# eight's efficiency. `train.py` measures *your* GPUs; `--size 224` is the table's case. Time the loader first: it resizes
-# images on the CPU.
+# **Read it.** AMP nearly halves the peak. Minutes of four reach from no loss to eight's efficiency. The bet here: parameters and
+# momentum take $2 \cdot 97.49$ MiB = 0.19 GiB, the buckets 0.10. At 64 images each of four ranks needs about
+# $(20.89-0.19)/4+0.19+0.10=5.5$ GiB, 26%.
+#
+# `train.py` measures *your* GPUs, with `--size 224` nearly the table's memory. Its epoch has 50,000 images, the table's
+# 1,281,167: compare images a second. Time the loader first: it resizes on the CPU. Its warm-up starts near 0,
+# [Goyal's](https://arxiv.org/abs/1706.02677) at the unscaled rate.
 
 # %%
 here.write_script("train.py", script_text())
@@ -583,8 +585,8 @@ assert told == loaded, "what was saved is not what was judged"
 print(f"model.pt, judged by two ranks and by one process that loaded it: the same {told} (one step on generated images)")
 
 # %% [markdown]
-# *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Strong scaling: rate and schedule stay. With group norm
-# the losses stay, too, as those of *four ranks, DDP* did; with batch norm they change.
+# *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Keep batch, rate and schedule. Losses stay with group norm; with batch norm
+# they change.
 
 # %% [markdown]
 # ## Recap
@@ -598,8 +600,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # <details><summary>Answer</summary>
 #
 # On every rank, with <code>synchronize</code> around each, time the loader, then a step inside <code>no_sync</code>. The slowest
-# holds all up. What the whole step takes beyond <em>its</em> computing is DDP's part: compare it with a ring's. Last, ask
-# whether shares are small.
+# holds all up. What the whole step takes beyond <em>its</em> computing is DDP's part: compare it with a ring's.
 #
 # </details>
 #
@@ -609,9 +610,10 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # %% [markdown]
 # ## On Monday
 #
-# You have `model`, `dataset` and `batch_size`. Before the optimizer is made:
+# You have `model`, `dataset`, `batch_size` and `accumulate`. Before the optimizer is made:
 #
 # ```python
+# # batch_size: items of all ranks in one optimizer step. accumulate: the micro-batches that each rank takes for it, 1 or more
 # import contextlib
 # import copy
 # import os
@@ -622,7 +624,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 #
 # dist.init_process_group()  # NCCL between GPUs, gloo between CPUs
 # rank, ranks = dist.get_rank(), dist.get_world_size()
-# assert batch_size % ranks == 0, "unequal shares would weigh unequally"
+# assert batch_size % (ranks * accumulate) == 0, "unequal shares would weigh unequally"
 # torch.manual_seed(rank)  # dropout and augmentation: other numbers on each rank
 # device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
 # if device.type == "cuda":
@@ -631,14 +633,13 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # # model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
 # model = DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
 # sampler = DistributedSampler(dataset)  # it shuffles
-# loader = DataLoader(dataset, batch_size // ranks, sampler=sampler, drop_last=True)  # and your other arguments
+# loader = DataLoader(dataset, batch_size // (ranks * accumulate), sampler=sampler, drop_last=True)  # and your other arguments
 # ```
 #
-# Test your loss on a copy in fp64, where TF32 blurs nothing. `loss_of(model, batch)` is a mean over items. The test holds
-# six fp64 copies of the parameters for a moment:
+# Test your loss, a mean over items, on a copy in fp64:
 #
 # ```python
-# def gradient_difference():
+# def gradient_difference():  # holds six fp64 copies of the parameters for a moment
 #     plain = copy.deepcopy(model.module).double().eval()  # no dropout, and batch norm looks at no batch
 #     batch = [part.to(device) for part in next(iter(DataLoader(dataset, 2 * ranks)))]
 #     batch = [part.double() if part.is_floating_point() else part for part in batch]
@@ -658,7 +659,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # print(f"rank {rank}: gradients {apart:.0e} apart")  # right: 1e-12 or less; a wrong rule: many orders more
 # ```
 #
-# For a mean over tokens take this one, and `accumulate = 1`:
+# For a mean over tokens take this one, and `accumulate = 1` (for more: lab exercise 4):
 #
 # ```python
 # import torch.nn.functional as F
@@ -671,11 +672,12 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 #     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") * ranks / total
 # ```
 #
-# Then train, or go on where a run stopped. You choose `epochs`, `accumulate` (micro-batches a step) and `amp`:
+# Then train, or go on where a run stopped:
 #
 # ```python
+# # You choose `epochs`, and `amp` (True: bf16)
 # first = 0
-# if os.path.exists("checkpoint.pt"):  # all ranks read the same file
+# if os.path.exists("checkpoint.pt"):  # on a disk that all machines share
 #     saved = torch.load("checkpoint.pt", map_location=device)
 #     model.module.load_state_dict(saved["model"])
 #     optimizer.load_state_dict(saved["optimizer"])
@@ -693,18 +695,19 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 #             optimizer.step()  # clip before it, if you do: gradients are averaged by now
 #             optimizer.zero_grad()
 #         if epoch == first and number == accumulate:  # `check_ranks` of section 3: copy it here
-#             faults = check_ranks(model, loader, dataset, batch_size)
+#             faults = check_ranks(model, loader, dataset, batch_size // accumulate)
 #             assert not any(faults.values()), f"ranks at fault: {faults}"
 #     if rank == 0:  # `module`: else DDP puts "module." before each name. Add your scheduler's and scaler's states
-#         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "checkpoint.pt")
+#         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "checkpoint.new")
+#         os.replace("checkpoint.new", "checkpoint.pt")  # a crash while it saves leaves the old file whole
 # dist.destroy_process_group()
 # ```
 #
-# Evaluate `model.module` in parts, as `train.py` does: while rank 0 evaluates alone, others may reach their time-out. At *Expected
+# Evaluate `model.module` in parts, as `train.py` does: ranks that wait may reach their time-out. At *Expected
 # to have finished reduction*, `TORCH_DISTRIBUTED_DEBUG=DETAIL` names the parameter without a gradient. Use, freeze or drop it;
-# `find_unused_parameters=True` comes last: it walks the graph in each step.
+# `find_unused_parameters=True` comes last: it walks the graph each step.
 #
-# With transformers' `Trainer`; keep the global batch:
+# With transformers' `Trainer`:
 #
 # ```python
 # import os
@@ -712,7 +715,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 #
 # ranks = int(os.environ["WORLD_SIZE"])
 # arguments = TrainingArguments("out", num_train_epochs=1, logging_strategy="epoch", average_tokens_across_devices=True,
-#                               per_device_train_batch_size=batch_size // ranks)
+#                               per_device_train_batch_size=batch_size // (ranks * accumulate), gradient_accumulation_steps=accumulate)
 # trainer = Trainer(model, arguments, train_dataset=dataset)
 # trainer.train()
 # ```

@@ -29,6 +29,7 @@ def block_1(text: str) -> None:
     assert not torch.allclose(found[0], _flat(_model())), "nothing was learned"
     # One batch of all items, in any order, has one gradient.
     torch.testing.assert_close(found[0], _alone(), msg="two ranks are not one process")
+    assert run_ranks(_shares, 2, text) == [(2, ITEMS // 4)] * 2, "two micro-batches are one batch"
 
 
 def block_2(text: str) -> None:
@@ -75,6 +76,7 @@ def block_4(text: str) -> None:
         saved = run_ranks(_looped, 2, text, folder, 1)[0]
         torch.testing.assert_close(saved["model"], _steps_alone(1))
         assert saved["epoch"] == 0 and saved["optimizer"]["param_groups"]
+        assert os.listdir(folder) == ["checkpoint.pt"], "a half of a save is left"
         resumed = run_ranks(_looped, 2, text, folder, 2)[0]
     assert resumed["epoch"] == 1, "the second start did not go on after the first's epoch"
     torch.testing.assert_close(resumed["model"], _steps_alone(2))
@@ -108,10 +110,18 @@ def _steps_alone(count: int) -> dict[str, Tensor]:
 
 def _by_hand(text: str) -> Tensor:
     dist.destroy_process_group()  # the reader's script begins without one
-    names = run_block(text, model=_model(), dataset=_data(), batch_size=ITEMS)
+    names = run_block(text, model=_model(), dataset=_data(), batch_size=ITEMS, accumulate=1)
     names["sampler"].set_epoch(0)
     _step(names["model"], names["loader"])
     return _flat(names["model"]).cpu()
+
+
+def _shares(text: str) -> tuple[int, int]:
+    """With two micro-batches a step: how many this rank takes, and the items of each."""
+    dist.destroy_process_group()
+    given = {"dataset": _data(), "batch_size": ITEMS, "accumulate": 2}
+    loader = run_block(text, model=_model(), **given)["loader"]
+    return len(loader), loader.batch_size
 
 
 def _tested(text: str, summed: bool) -> float:
@@ -151,18 +161,18 @@ def _looped(text: str, folder: str, epochs: int, fault: str = "") -> dict[str, A
     """Two micro-batches a rank, one step an epoch, in a folder of both ranks; what rank 0 saves."""
     data = _data()
     sampler = DistributedSampler(data)
-    batch_size = ITEMS // 2
+    accumulate = 2  # one step takes all items
     model = DistributedDataParallel(_model(), gradient_as_bucket_view=True)
 
     def loss_of(network: DistributedDataParallel, part: list[Tensor]) -> Tensor:
         return _loss(network.module if fault == "around" else network, *part)
 
     given: dict[str, Any] = {"model": model, "dataset": data, "sampler": sampler, "epochs": epochs}
-    given |= {"batch_size": batch_size, "accumulate": 2, "amp": False, "loss_of": loss_of}
+    given |= {"batch_size": ITEMS, "accumulate": accumulate, "amp": False, "loss_of": loss_of}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     given |= {"optimizer": optimizer, "check_ranks": _check()}
     share = None if fault == "whole" else sampler
-    loader = DataLoader(data, batch_size // dist.get_world_size(), sampler=share)
+    loader = DataLoader(data, ITEMS // (dist.get_world_size() * accumulate), sampler=share)
     rank = dist.get_rank()  # the block ends the group
     with contextlib.chdir(folder):
         run_block(text, loader=loader, **given, **_made(torch.device("cpu")))
@@ -207,7 +217,8 @@ def _by_trainer(text: str) -> tuple[float, Tensor]:
     dist.destroy_process_group()
     os.environ["ACCELERATE_USE_CPU"] = "true"  # without a GPU Trainer asks for that
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        names = run_block(text, model=_Classifier(), dataset=_Rows(), batch_size=ITEMS)
+        given = {"dataset": _Rows(), "batch_size": ITEMS, "accumulate": 2}
+        names = run_block(text, model=_Classifier(), **given)
         trainer = names["trainer"]
     dist.barrier()  # rank 0 holds Trainer's store: it leaves when all are done
     dist.destroy_process_group()
