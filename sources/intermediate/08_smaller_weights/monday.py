@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import sys
 import tempfile
 import warnings
@@ -27,10 +28,11 @@ from .weight_only import linears_of
 
 
 def block_1(text: str) -> None:
-    """What rounding costs: the lesson's own, in place, and the head is left."""
-    plain, model, batch = bytes_llama(), bytes_llama().train(), held_out_sequences()
+    """What rounding costs: the lesson's own, in place, and the head is left; experts in one tensor are refused."""
+    plain, model = bytes_llama(), bytes_llama().train()
+    batches = held_out_sequences().split(16)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        found = run_block(text, model=model, batch=batch, loss_of=_loss_of)
+        found = run_block(text, model=model, batches=batches, loss_of=_loss_of)
     for path, layer in linears_of(model.blocks).items():
         before = linears_of(plain.blocks)[path].weight
         expected = round_to_nearest(before, found["bits"], found["group"]).weight()
@@ -42,8 +44,22 @@ def block_1(text: str) -> None:
     assert torch.equal(model.head.weight, plain.head.weight), "the head was rounded"
     assert not model.training, "dropout would be in both arms"
     assert "of the weights: perplexity +" in said.getvalue(), said.getvalue()
+    assert "standard error" in said.getvalue(), said.getvalue()
     assert found["share"] > 0.8, f"only {found['share']:.0%} of the weights were rounded"
     assert 0 < found["cost"] < 0.02, f"{found['cost']:.4f} nats is not what few bits cost"
+    assert 0 < found["error"] < found["cost"], f"standard error {found['error']:.4f} nats"
+    _refuses_fused_experts(text)
+
+
+def _refuses_fused_experts(text: str) -> None:
+    """Experts in one tensor, as transformers 5 keeps them, are no `nn.Linear`."""
+    experts = nn.ParameterDict({"gate_up_proj": nn.Parameter(torch.zeros(4, 256, 128))})
+    try:
+        run_block(text, model=nn.ModuleDict({"experts": experts}), batches=[], loss_of=_loss_of)
+    except AssertionError as refused:
+        assert "experts.gate_up_proj is no nn.Linear" in str(refused), refused
+    else:
+        raise AssertionError("experts in one tensor stay in 16 bits, and nothing is said")
 
 
 def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
@@ -63,6 +79,19 @@ def block_3(text: str) -> None:
     recipe, files = run_ranks(_with_compressor, 1, text)[0]
     assert recipe == {"targets": "Linear", "scheme": "FP8_DYNAMIC", "ignore": ["lm_head"]}, recipe
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files), files
+
+
+def block_4(text: str) -> None:
+    """Tasks in three arms, and one change from each to the next."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    runs = [shlex.split(line) for line in lines]
+    assert all(run[:4] == ["lm_eval", "--model", "vllm", "--model_args"] for run in runs), lines
+    assert all(run[5:] == ["--tasks", "gsm8k"] for run in runs), lines
+    arms = [dict(pair.split("=", 1) for pair in run[4].split(",")) for run in runs]
+    plain, few, narrow = arms
+    assert plain == {"pretrained": "$MODEL_NAME"}, plain
+    assert few == {"pretrained": "$FOLDER"}, few
+    assert narrow == few | {"kv_cache_dtype": "fp8"}, narrow
 
 
 class _StandIn:
