@@ -13,8 +13,8 @@
 #
 # **Does it fit, where do the bytes go, what would make it fit, and the script that trains it.** Name a model, a card and a
 # way to train, and run the cells from top to bottom. No weights are downloaded, and no GPU is needed: the model's own code, of
-# transformers, peft and bitsandbytes, runs at full width on tensors without data; layers that repeat are simulated three times
-# and extended to the whole depth ([how far to trust that](intermediate/05a_trusting_simulation.ipynb)). In a terminal the same is
+# transformers, peft and bitsandbytes, runs at full width on tensors without data. It runs with one, two and three layers, and is
+# extended to the whole depth ([how far to trust that](intermediate/05a_trusting_simulation.ipynb)). In a terminal the same is
 # `python -m utils.fitting Qwen/Qwen2.5-7B --card "RTX 4090" --method qlora`.
 #
 # | minutes | hardware | runs |
@@ -59,12 +59,14 @@ print("Cards:", ", ".join(DEVICES))
 print("Methods:", "; ".join(f"{name}: {what}" for name, what in METHODS.items()))
 
 # %% [markdown]
-# The verdict compares what PyTorch's allocator takes with the *room* that the card leaves it: all of its memory but what CUDA
-# needs for itself. In the figure, memory climbs through forward, because backward needs each layer's activations. What decides is
-# the short peak, which the right panel widens: the loss makes copies of the logits in fp32, counted as activations and
-# temporaries. *Temporaries* live within one operation, *cast weights* are 16-bit copies of the adapters, and *kept beside the
-# model* are the constants that unpack four bits. Attention is the kernel that transformers chooses, here SDPA's flash kernel.
-# The 11% are of 21 peaks that PEFT and Qwen published of LoRA: 19 lay within.
+# PyTorch's *allocator* takes blocks from the card and hands tensors out of them; parts that no tensor fills are its *gaps*. The
+# verdict compares what the allocator takes with the *room* that the card leaves it: all of its memory but what CUDA needs for
+# itself. Nothing else may use the card: `nvidia-smi` shows what does. The recipe asks for one card; `cards=2` also asks what a
+# second would change. Attention is the kernel that transformers chooses, here SDPA's flash kernel.
+#
+# Two things overrun the room in the figure. Memory climbs through forward, because backward needs each layer's *activations*:
+# that alone crosses the dashed line. On top comes a short peak, which the right panel widens: the loss makes copies of the logits
+# in fp32, and gradients as large. Each is a step marked +2.32.
 
 # %%
 found = fit_model(MODEL, recipe, card=CARD, cards=2)
@@ -77,20 +79,41 @@ show(draw_step(asked, f"{MODEL}, simulated\n{recipe}", card_bytes),
      alt=f"Memory over one step by category, and around its peak. {asked.sentence}")
 
 # %% [markdown]
-# **What a card measured.** Two runs of this method's program are recorded, on an H200 with PyTorch 2.11 on 2026-11-26. A test holds
-# the simulator to their peaks, and their seconds had a part in how wide the interval above is. So they show that the program
-# runs and is simulated as it runs; they forecast nothing. No RTX 4090 was at hand.
+# The copies of the logits are counted in three categories: as *activations* where backward needs them, as *logits and loss*, and
+# as *temporaries*, which are freed before forward or backward ends. The two temporaries at the peak are gradients on their way
+# from one operation to the next. *Cast weights* are 16-bit copies of the adapters; *kept beside the model* are the constants that
+# unpack four bits.
+#
+# The 11% come from 21 published peaks of LoRA: three of PEFT, as reserved bytes, and 18 of Qwen, which does not say which bytes
+# it counts. The 11% were chosen so that 19 of these 21 lie within. So they describe those peaks, and test nothing. Other methods,
+# such as training all weights, have no published peak among them.
+
+# %% [markdown]
+# **What a card measured.** Two runs of this method's program are recorded, on an H200 with PyTorch 2.11 on 2026-11-26. A test
+# holds the simulator to their peaks (tensors within 0.02%, the allocator within 7%), and their seconds had a part in how wide the
+# interval above is. So they show that these two runs are simulated as they ran; they forecast nothing. Neither has the chunked
+# loss below, which needs PyTorch 2.13. No RTX 4090 was at hand.
 
 # %%
 beside_recorded("qlora").T.style.format("{:.2f}").set_caption("Qwen2.5-7B, rank 16, on an H200: GiB and seconds of a step")
 
 # %% [markdown]
+# Tensors agree within 0.01 GiB both times. The allocator is simulated too low both times: it took 0.77 and 1.15 GiB more on the
+# card, 3.5% and 6.9% of what it took. One of the two steps took half as long again as predicted.
+
+# %% [markdown]
 # ## What would make it fit
 #
-# What fits stands first, then what is quickest. *Needed* is what the allocator takes; *just* means that it fits, but by less than
-# simulations were off. Bytes are simulated. Seconds are predicted, and *not modelled* means that no term of the prediction knows of the
-# change: that is not zero. Activations go to the host by `save_on_cpu`, whose copies stop the stream that computes. So both
-# directions' bytes over the link's rate are added to the step.
+# Rows that fit with a margin stand first, then those that *just* fit, by less than the 11%, then those that do not. Within each
+# group the same step stands before shorter texts, and the quicker before the slower. *Needed* is what the allocator takes. Bytes
+# are simulated, seconds predicted. *Not modelled* means that no term of the prediction knows of the change: that is not zero. The
+# chunked loss is such a change, so each set that holds it adds its unknown seconds to those printed.
+# [TRL](https://github.com/huggingface/trl/releases/tag/v1.7.0) calls its own chunked loss neutral or slightly faster.
+#
+# Activations go to the host by `save_on_cpu`. It copies a tensor each time that one is saved, so that more bytes are on the host
+# than activations were on the card. Its copies stop the stream that computes: both directions' bytes over the link's rate are
+# added to the step. Below the table stands the line of code for each change but expandable segments, which the script sets. The
+# script further down also has the bodies of `chunk_loss` and `checkpoint_blocks`.
 
 # %%
 best = found.together
@@ -107,9 +130,18 @@ show(draw_cures(found, f"{MODEL}, {recipe.tokens:,} tokens, simulated:\ntensors 
      alt="; ".join(f"{tried.name}: {format_bytes(tried.verdict.needed_bytes)}" for tried in ranked(found)))
 
 # %% [markdown]
-# The script below takes the quickest set that fits with a margin. Checkpointing of all blocks alone is one line, and costs the
-# recomputation of every block; the chunked loss leaves room to recompute fewer. What the host costs hangs on one constant, the
-# link's rate, so it is printed for half and for twice that rate.
+# The script below takes the quickest set that was tried at your number of tokens and fits with a margin. Here it stays the
+# quickest unless the chunked loss costs more than 0.3 s: checkpointing of all blocks alone adds 609 ms in place of 304 ms. That
+# is one line of code, and recomputes every block; the chunked loss leaves room to recompute half of them. 1,024 tokens pass
+# slightly more tokens a second, but in shorter texts.
+#
+# The recipe asked for has all cures off. Tools often switch some on: `prepare_model_for_kbit_training` of PEFT turns
+# checkpointing on unless told otherwise (it also casts 16-bit weights to fp32, which is not simulated here), and TRL's
+# `SFTTrainer` chunks its loss by default since 1.7.0. The row of both is the nearest to such a start: it fits.
+#
+# What the host costs hangs on one constant, the link's rate: 24 GB/s each way, which the course's catalog takes for PCIe 4 x16.
+# The cost is printed for half and for twice that rate. At twice the rate it still adds more than recomputation does, so the
+# choice does not hang on it.
 
 # %%
 chosen = found.runs
@@ -126,7 +158,8 @@ for tried in found.cures:
 # %% [markdown]
 # ## Which batches fit
 #
-# As asked, with that set, and with the chunked loss and all blocks checkpointed. A cross is too much; a tilde is *just*.
+# As asked, with that set, and with the chunked loss and all blocks checkpointed. A cross is too much; a tilde is *just*. Each
+# cell of the figure is simulated, as one sequence of that many tokens in all; "about" marks a number read off the line between two.
 
 # %%
 ways = {"as asked": recipe} | {tried.name: tried.verdict.recipe for tried in (best, found.usual) if tried}
@@ -139,9 +172,11 @@ show(draw_map(grids, f"{MODEL}, one {CARD}: GiB that the allocator takes"),
 # %% [markdown]
 # ## The script
 #
-# It needs no course, and has only the parts that this recipe uses. Its first three steps print the card's own peak and seconds
-# beside the simulated and predicted ones, and it stops there if they leave the card less than 2%. `texts.txt` is your text; a file
-# `.jsonl` holds chats (`{"messages": [...]}` a line) or texts. Its first lines say how to start it, and what it does not do.
+# It needs no course, and has only the functions that this recipe uses; some of their parameters serve other recipes. On a card
+# its first three steps print the measured peak and seconds beside the simulated and predicted ones, and it stops there if they
+# leave less than 2% of the room. As printed it ran on no card; tests run such scripts on a CPU, with a tiny model. `texts.txt` is your
+# text; a file `.jsonl` holds chats (`{"messages": [...]}` a line) or texts. `ACCUMULATION` adds up more micro-batches in a step.
+# The first lines say how to start the script, and what it does not do.
 
 # %%
 here.write_script("train.py", script(chosen, auto_class(model_config(MODEL)), MODEL))
@@ -149,7 +184,8 @@ here.write_script("train.py", script(chosen, auto_class(model_config(MODEL)), MO
 # %% [markdown]
 # ## Other models, other cards
 #
-# The verdict alone, by menus. Each change simulates anew, some seconds long. (Without widgets: change the names above.)
+# The verdict alone, by menus; all blocks are checkpointed. It starts with a smaller model, LoRA and 2,048 tokens. Each change
+# simulates anew, some seconds long. (Without widgets: change the names in `first`.)
 
 # %%
 @functools.cache
@@ -167,10 +203,14 @@ explore(verdict_of, first, model=model_names(), card=list(DEVICES), method=list(
 # %% [markdown]
 # ## Any program of your own
 #
-# Two functions: one makes model and optimizer, one runs a step. `fit` takes any `nn.Module`, and tries four changes that it can make
-# to any program, then the best two of them with one more. Watch where the peak lies: once activations are gone, it is in the
-# optimizer's step, where PyTorch's default AdamW copies whole lists of tensors. `fused=True` does not: it saves nothing alone, and
-# gigabytes as the second change.
+# Two functions: one makes model and optimizer, one runs a step. `fit` takes any `nn.Module`, and tries four changes that it can
+# make to any program: checkpointing, activations to the host, fused AdamW and 8-bit AdamW. Then it tries the best two, each with
+# one more. What saves nothing alone, such as fused AdamW here, stands in pairs only. Watch where the peak lies: once activations
+# are gone, it is in the optimizer's step, where PyTorch's default AdamW copies whole lists of tensors. `fused=True` does not, and
+# saves gigabytes as the second change.
+#
+# All weights are trained here, so the 11% have no evidence for this program: read *just* as "close", and measure.
+# `checkpoint_blocks` is the course's function of that name, which takes a list of blocks; the script's takes a model.
 
 # %%
 def build():

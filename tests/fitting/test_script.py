@@ -101,7 +101,11 @@ def test_the_file_trains_as_the_course_does(name: str, tiny: Path, tmp_path: Pat
     assert "No GPU here: peaks are not measured." in done.stdout
     assert losses_of(done.stdout) == pytest.approx(losses_here(recipe, tiny), abs=2e-4)
     if recipe.is_frozen:
-        peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "trained")
+        given = runpy.run_path(str(file)).get("FOUR_BITS")
+        packing: Any = {"quantization_config": given} if given else {}
+        loaded = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "trained", **packing)
+        kinds = {type(part).__name__ for part in loaded.modules()}
+        assert ("Linear4bit" in kinds) == (recipe.method == "qlora"), "in four bits as trained"
     saved = {path.name for path in (tmp_path / "trained").iterdir()}
     assert ("adapter_model.safetensors" in saved) == recipe.is_frozen
     assert "tokenizer.json" in saved, "what was trained can be loaded with its tokenizer"
@@ -166,6 +170,20 @@ def test_lines_of_chats_and_texts_are_joined_each_with_its_end(tiny: Path, tmp_p
     assert [sorted(rows[:2]), sorted(rows[2:])] == [["<ab><", "c>~x~"]] * 2, "each epoch has all"
 
 
+def test_seconds_are_of_steps_and_peaks_are_after_loading(tiny: Path, tmp_path: Path) -> None:
+    main = written(tmp_path, BASE, tiny).read_text().partition("def main(")[2]
+    order = (
+        "make(source",
+        "reset_peak_memory",
+        "in steps_of(",
+        "began =",
+        "train_step(",
+        "seconds =",
+    )
+    places = [main.index(part) for part in order]
+    assert places == sorted(places), "neither loading nor tokenizing is counted as a step's"
+
+
 def test_each_epoch_has_another_order_and_ranks_share_no_row(tiny: Path) -> None:
     def rows(rank: int) -> list[list[int]]:
         given = str(tiny / "texts.txt"), str(tiny), "cpu", 64, 1, 1, 2
@@ -175,6 +193,18 @@ def test_each_epoch_has_another_order_and_ranks_share_no_row(tiny: Path) -> None
     half = len(first) // 2
     assert rows(0) == first and first[:half] != first[half:], "shuffled, the same in each run"
     assert len(first) == len(second) and first != second
+
+
+def test_a_row_may_hold_what_other_formats_take_for_the_end_of_a_line(
+    tiny: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    separators = "".join(map(chr, (0x2028, 0x2029, 0x85)))
+    rows = [{"text": f"a{separators}b"}, {"text": "c"}]
+    lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+    file.write_bytes("\r\n".join(lines).encode())
+    found = tokens_of(str(file), str(tiny))
+    assert found[0] == ord("a") and found[-2:] == [ord("b"), ord("c")]
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": "a"}', '{"text": 3}', '{"messages": 3}'])
@@ -197,6 +227,7 @@ def test_the_head_of_the_file_says_how_to_install_and_start_it(tiny: Path, tmp_p
         "tested from there"
     )
     assert "A step takes about" in text and "tokens a second" in text
+    assert '.from_pretrained("trained", quantization_config=FOUR_BITS)\n' in text
     assert "nproc-per-node 4" in launch_line(BASE.but(cards=4))
 
 

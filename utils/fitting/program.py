@@ -114,7 +114,10 @@ def on_the_host() -> Any:
 
 
 def chunk_loss(model: Any) -> None:
-    """Have forward compute the loss some tokens at a time, in place: their logits are never all there."""
+    """Have forward compute the loss some tokens at a time, in place: their logits are never all there.
+
+    Of bf16 states the loss itself is a bf16 number: between 1 and 2 it moves in steps of 1/128.
+    """
     from transformers.modeling_outputs import CausalLMOutput
 
     def forward(input_ids: torch.Tensor, labels: torch.Tensor, **others: Any) -> CausalLMOutput:

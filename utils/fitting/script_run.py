@@ -58,7 +58,8 @@ def tokens_of(path: str, source: str) -> list[int]:
     if not path.endswith(".jsonl"):
         return tokenizer(text)["input_ids"]
     found: list[int] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines(): JSON may hold U+2028 and others at which that would cut a row in two.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
