@@ -126,11 +126,9 @@ def _model(shape: TransformerConfig, *, qk_norm: bool) -> Any:
 
 def _attend_to_normed(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     # Norms see (batch, sequence, heads, channels), as the page says.
-    normed = (
-        norm(it.transpose(1, 2)).transpose(1, 2)
-        for norm, it in ((attention.query_norm, query), (attention.key_norm, key))
-    )
-    return attend(*normed, value)
+    query = attention.query_norm(query.transpose(1, 2)).transpose(1, 2)
+    key = attention.key_norm(key.transpose(1, 2)).transpose(1, 2)
+    return attend(query, key, value)
 
 
 def _spread(tensor: Tensor, group: Any = None) -> float:
@@ -152,7 +150,7 @@ def _step_alone(model: Any, inputs: Tensor, targets: Tensor) -> tuple[float, flo
 
 
 def _save_small_llama(folder: str) -> None:
-    model = small_llama(vocab_size=WORDS, num_hidden_layers=BLOCKS, num_key_value_heads=4)
+    model: Any = small_llama(vocab_size=WORDS, num_hidden_layers=BLOCKS, num_key_value_heads=4)
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
