@@ -52,8 +52,9 @@ from utils.lessons.lesson_12.workers import ring_bytes
 RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of section 1
 
 # %% [markdown]
-# In lesson 09 ranks divide the model's *states*. Here they divide the *computation* on the same data. Distances from one process are
-# norms of the difference over the right result's norm. Terms: [glossary](../00_glossary.ipynb).
+# In lesson 09 ranks divide the model's *states*; here, the *computation* on the same data. Functions `..._apart` (`compare.py`
+# in this lesson's folder) run it on all ranks and on one. Distances are norms of the difference over the right result's norm. Terms:
+# [glossary](../00_glossary.ipynb).
 
 # %%
 show(draw_feedforward(),
@@ -65,7 +66,7 @@ show(draw_feedforward(),
 #
 # **Tensor parallelism** (TP) cuts a layer's matrices over ranks. A feed-forward layer is $z = \mathrm{gelu}(x A)\,C$. Cut $A$ by
 # **columns**: each rank computes some inner channels, and GELU works on each by itself. Cut $C$ by **rows**, at the same channels:
-# each rank has one term of the sum $z$, a *partial* sum. So forward needs one sum over the ranks, at the end: Megatron's
+# each rank has one term of the sum $z$, a *partial* sum. Forward needs one sum over the ranks, at the end: Megatron's
 # $g$. Backward mirrors it: each rank has one term of the gradient of $x$, which needs one sum at the beginning: $f$.
 
 # %%
@@ -109,7 +110,7 @@ def split_feedforward(A, C, x):  # nn.Linear keeps (outputs, inputs): columns of
 # **Predict.** The *residual stream* between layers has $s$ positions, $b$ sequences and $h$ channels. Around a ring
 # of $t$ ranks, a reduce-scatter or an all-gather of it makes each rank send $(t-1)/t \cdot sbh$ numbers, an all-reduce twice
 # that: $1.5\,sbh$ for four ranks. Two all-reduces of 8-byte numbers are $2 \cdot 1.5 \cdot 8\,sbh$ bytes. All bytes sent on this
-# page are counted so.
+# page are counted so; *put in* are the bytes of the tensors given.
 
 # %%
 gap, lines, found = run_ranks(feedforward_apart, RANKS, split_feedforward)[0]
@@ -161,9 +162,9 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 # %% [markdown]
 # ## 3. What a rank keeps
 #
-# Each rank now holds a quarter of all matrices. How much of the activations does it keep? Korthikanti and others (2022) count what
-# a GPT layer with dropout keeps in 16 bits on $t$ ranks. The term with $a$ heads is attention's scores, which flash attention does
-# not keep. Our `GPTBlock` (`gpt.py` in this lesson's folder) is written to keep what they count: the run tests how it *divides*.
+# Each rank now holds a quarter of all matrices. Korthikanti and others (2022) count what a GPT layer with dropout keeps in 16 bits
+# on $t$ ranks. The term with $a$ heads is attention's scores, which flash attention does not keep. Our `GPTBlock` (`gpt.py`) is
+# written to keep what they count: the run tests how it *divides*.
 #
 # | | bytes | their equation |
 # |---|---|---|
@@ -187,9 +188,7 @@ print(f"your bet: {my_bet_percent}%")
 #
 # But norms and dropout work on each token by itself. With **sequence parallelism** each rank has only a part of the *sequence*
 # there. An all-reduce is a reduce-scatter and an all-gather: put the first after the matrices, the second before the next ones,
-# and a ring sends as many bytes. (Ulysses and ring attention, also called sequence parallelism,
-# split attention, too:
-# [18](18_long_contexts.ipynb).)
+# and a ring sends as many bytes.
 #
 # The column-parallel layer keeps its *part* of $x$ and **gathers again** in backward. The row-parallel one is your lab.
 
@@ -222,8 +221,7 @@ print(f"gradients of a rank's part of x, and of A: {gap:.0e} from one process")
 assert gap < 1e-9, "is the gradient of x summed over the ranks, and A's made with all of x?"
 
 # %% [markdown]
-# We predict the layers of `split_layers` (`tensor_split.py`, same folder) term by term. The paper leaves out two terms: the
-# causal mask, and each norm's mean and deviation.
+# We predict the layers of `split_layers` term by term. The paper leaves out the causal mask, and each norm's mean and deviation.
 
 # %%
 kept["and sequence parallel"] = run_ranks(kept_bytes, RANKS, *LAYER.values(), True)[0]
@@ -244,7 +242,8 @@ show(draw_kept({way: it.total for way, it in kept.items()}, parts, bare, device=
 # **Read it.** Without scores a rank keeps 25%; with them 26%, because every rank holds the whole causal mask.
 #
 # **The trap.** Every rank holds a norm's whole weight but sees only its part of the tokens, so it computes a part of the weight's
-# gradient. The parts must be added up: `shared.add_up()` below. So must those of a row-parallel **bias**.
+# gradient. The parts must be added up: `shared.add_up()` below. So must those of a row-parallel **bias** and, even without sequence
+# parallelism, of a norm of heads' queries and keys (**QK-norm**).
 #
 # ### A loss that gathers no logits
 #
@@ -346,8 +345,8 @@ def run(way, layers=2, steps=10):
 
 # %% [markdown]
 # We train in five ways, with two layers and with three; the difference is a layer. **Predict** its bytes: four all-reduces of
-# $1.5\,sbh$ numbers, $4 \cdot 1.5 \cdot 8\,sbh = 49{,}152$ bytes. Without `together` the plan is that of
-# [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) at its beginning.
+# $1.5\,sbh$ numbers, $4 \cdot 1.5 \cdot 8\,sbh = 49{,}152$ bytes. Losses are compared by their largest relative difference. Without
+# `together` the plan is the first of [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html).
 
 # %%
 def all_ways(layers, steps):
@@ -367,12 +366,17 @@ for way in WAYS:
 pd.DataFrame(rows).T.fillna("")
 
 # %% [markdown]
-# **Read it.** The tutorial's plan gives the right losses and sends 7/4 of the bytes: five matrices each send a gradient of the
+# **Read it.** The tutorial's plan is right and sends 7/4 of the bytes: queries, keys, values, gate and up each send a gradient of the
 # plain input. `together` makes that input **one** DTensor, and gradients are added before they travel.
 #
-# With the sequence split, DTensor sends what the all-reduces sent, plus the norms' gradients. But its eager plan keeps *gathered*
-# inputs: $(4 + 30/t)\,sbh$ bytes of a GPT layer where ours keeps $34\,sbh/t$. Ours gathers two inputs again instead, a quarter
-# more bytes. On more ranks:
+# With the sequence split, DTensor sends what the all-reduces sent, and 768 bytes of norms' gradients. By hand one call sums those of
+# all layers: a layer adds `0 x`. What a GPT layer keeps, without scores:
+#
+# | | bytes | gathered inputs |
+# |---|---|---|
+# | tensor parallel | $(10 + 24/t)\,sbh$ | none |
+# | DTensor, sequence | $(4 + 30/t)\,sbh$ | two, kept |
+# | by hand, sequence | $34\,sbh/t$ | two, gathered again: a quarter more bytes |
 
 # %%
 SBH, WHOLE = 2048 * 1 * model_shape("gpt-3-175b").hidden, 34
@@ -441,18 +445,18 @@ assert by_columns["gradients"] == by_hand["gradients"], "is the embedding's grad
 ledger.T.assign(peak=[found.peak_bytes / 2**20 for found in ranks_of_70b.values()]).round(1)
 
 # %% [markdown]
-# **Read it.** DTensor keeps 280 MiB more activations, the gathered inputs of five matrices. It holds 437.5 MiB more
-# gradients: an embedding cut by vocabulary entries gets its gradient whole (under FSDP only in passing), one cut by columns gets its
-# part. The other 62.6 MiB are temporaries: its loss makes one more copy of a rank's fp32 logits.
+# **Read it.** DTensor keeps 280 MiB more activations: five gathered inputs, two a layer and the head's. It holds 437.5 MiB more
+# gradients: an embedding cut by vocabulary entries gets its gradient whole, one cut by columns its part. The other 62.6 MiB are
+# temporaries: its loss copies a rank's fp32 logits once more.
 #
 # ## 5. Why it stays inside a node
 #
 # With the sequence split, Megatron's layer makes ten collectives. The ranks wait for six; four run beside a GEMM (matrix product)
-# of backward. DTensor's eager plan makes eight, and the ranks wait for all.
+# of backward. DTensor without `torch.compile` makes eight, norms' small sums aside, and waits for all.
 #
-# Two constants were *fitted* to steps in five publications, BLOOM's log among them: how much slower a collective is in training
-# than alone, and what share of its time a GEMM beside it loses (`CONTENTION`). The last line tests them on a layer that they were
-# not fitted to:
+# Constants were *fitted* together to steps in five publications (`utils/planner/calibration.py`). A collective reaches 0.705 of its
+# rate alone, takes 32 µs to start (and, not fitted, 3.4 µs for each further GPU on NVLink), and lengthens a GEMM beside it by 0.38 of
+# the collective's time (`CONTENTION`). The last line tests all at once, on a layer not fitted to:
 
 # %% jupyter={"source_hidden": true}
 from utils import Cluster
@@ -492,8 +496,8 @@ def milliseconds(name, slower=1.0):
     return {"GEMMs": gemms, "waits": waits, "time": gemms + waits, "GPUs x time": LAYOUTS[name][0] * (gemms + waits)}
 
 # %% [markdown]
-# Now a layer of GPT-3 175B, one sequence of 2,048 tokens, forward and backward. Eight A100s a node (*NVLink 16*: sixteen), NICs of
-# 25 GB/s:
+# The prediction is 8% too slow; that tests the sum, no single constant. Now a layer of GPT-3 175B, one sequence of 2,048 tokens,
+# forward and backward. Eight A100s a node (*NVLink 16*: sixteen), NICs of 25 GB/s. The second table scales start-up, too:
 
 # %%
 LAYOUTS = {"TP 2": (2,), "TP 4": (4,), "TP 8": (8,), "TP 8, DTensor": (8,), "TP 16, NVLink 16": (16,), "TP 16, 8 NICs": (16, 8),
@@ -513,37 +517,35 @@ show(draw_layer_times(chosen, CONTENTION, title="A layer of GPT-3 175B on A100s,
      alt="At TP 8 collectives are slivers, in Megatron's order as in DTensor's. At TP 16 over one NIC they outlast the GEMMs.")
 
 # %% [markdown]
-# **Read it.** *GPUs x time* is the price. Inside a node it rises by 19% from 2 to 8 ranks, by 22% from 8 to 16 even if NVLink joins
-# all sixteen. Leaving the node adds 7% with a NIC for each GPU. With one NIC a node, even the *time* is longer than on 4
-# ranks, unless collectives take half as long; the price is the highest either way. Pipelines and data parallelism take the
-# slow links ([14](14_three_dimensions.ipynb)). Megatron's `--tp-comm-overlap` and
-# PyTorch's async TP (`torch.compile`) hide more, piece by piece of a GEMM.
+# **Read it.** *GPUs x time* is the price; in brackets, the second table's. It rises by 19% (12 to 35) from 2 to 8 ranks, by 22% (12 to
+# 36) from 8 to 16 even if NVLink joins all sixteen. Leaving the node adds 7% (4 to 11) with a NIC for each GPU, no more than the miss
+# above: the node's edge is steep only where GPUs share NICs. With one NIC, even the *time* is longer than on 4 ranks, unless
+# collectives take half as long. Pipelines and data parallelism take the slow links ([14](14_three_dimensions.ipynb)).
 #
-# **"TP = 8, always"** is folklore. Each of eight ranks computes half as much as each of four, and sends no less: 12%
-# dearer, predicted, and 19% on H100s, whose GEMMs are faster. From [BLOOM's
-# log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md), pairs that differ
-# in TP and data parallelism (published, one iteration each). At a fixed batch, half the TP leaves each pipeline half the
-# micro-batches and twice the *bubble*, idle over working time ([13](13_pipelines.ipynb)):
+# **"TP = 8, always"** is folklore. Each of eight ranks computes half as much as each of four, and sends no less: 12% (7 to 21)
+# dearer, predicted, and 19% (12 to 31) on H100s, whose GEMMs are faster. [BLOOM's
+# log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md), to which constants
+# were fitted too, has pairs that differ in TP and data parallelism (published, one iteration each). At a fixed batch, half the TP
+# leaves each pipeline half the micro-batches and twice the *bubble*, idle over working time ([13](13_pipelines.ipynb)):
 
 # %%
 bloom_prequel_pairs()
 
 # %% [markdown]
-# **Read it.** Rows 6 and 7 start from two runs logged under one setup, one with 44 GB of memory and one with 38; they differ by
-# 2.8%. As logged, four of six steps from 8 to 4 gain more. Without the bubble (an estimate, for 1F1B) all six gain, 5 to 24%.
-# Where TP 4 fits, try it before 8, and watch the bubble.
+# **Read it.** Rows 6 and 7 start from two runs of one setup (memory 44 and 38 GB), 2.8% apart: the only hint at noise. Row 1 ends at
+# the faster; with the slower it gains 13.5%. As logged, four of six steps from 8 to 4 gain more than 2.8%. Without the bubble
+# (estimated, for 1F1B) all six gain, 5 to 24%. Where TP 4 fits, try it before 8, and watch the bubble.
 #
 # | take | when | costs |
 # |---|---|---|
 # | tensor parallelism, 2 to 8 | more GPUs than sequences, or a layer's activations too large | four all-reduces a layer |
 # | context parallelism ([18](18_long_contexts.ipynb)) | long sequences | keys and values sent |
 # | FSDP | a sequence fits a GPU | weights gathered twice, gradients scattered |
-# | recomputation ([05](../intermediate/05_checkpointing.ipynb)) | slow links | one more forward |
 #
 # ## Break it, diagnose it
 #
-# We take section 4's model, split its sequence by hand, and give it two key-value heads for four ranks. `shared.add_up()` sums norms'
-# gradients over all ranks, and copied heads' over two. One sum is left out. What drifts apart?
+# Section 4's model, its sequence split by hand, gets two key-value heads for four ranks. `shared.add_up()` sums norms' gradients over
+# all ranks, and copied heads' over two. One sum is left out. What drifts apart?
 
 # %%
 def spread(tensor, group=None):
@@ -570,9 +572,8 @@ for left_out in (None, "norms", "copies"):
     assert all((drift[what] > 0) == (what == left_out) for what in drift), "what is not added up drifts"
 
 # %% [markdown]
-# **Diagnose it.** The first loss is right. Then each rank updates its norms by its own tokens, or its copy of a head by its own
-# queries, and no loss curve tells. Compare replicas to the last bit: `spread`. In Megatron, this is an own norm or router
-# whose weight lacks `sequence_parallel = True`.
+# **Diagnose it.** The first loss is right, and the later ones look as healthy. But each rank updates its norms by its own tokens, or
+# its copy of a head by its own queries. Compare replicas to the last bit: `spread` (of a DTensor, `p.to_local()`).
 
 # %% [markdown]
 # ## Recap
@@ -583,21 +584,21 @@ for left_out in (None, "norms", "copies"):
 #
 # <details><summary>Answer</summary>
 #
-# DTensor's plan refuses: ranks must divide the key-value heads. With copies, weights shrink no further, and each gradient needs a sum
-# over two ranks. Megatron-Core halves the weights once more, and gathers queries, keys and values of all heads in each forward.
+# DTensor's plan cuts heads in half, and the reshape to heads fails: ranks must divide the key-value heads. With copies, weights
+# shrink no further, and each gradient needs a sum over two ranks.
 #
 # </details>
 #
 # Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb) in a copy (`make my-labs`), then see
 # its [solution](../../solutions/advanced/12_tensor_parallel.ipynb).
 #
-# **References.** Shoeybi and others, *Megatron-LM*, [arXiv:1909.08053](https://arxiv.org/abs/1909.08053). Korthikanti and others,
-# *Reducing Activation Recomputation*, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198).
+# **References.** [Shoeybi and others](https://arxiv.org/abs/1909.08053), *Megatron-LM*. [Korthikanti and
+# others](https://arxiv.org/abs/2205.05198).
 
 # %% [markdown]
 # ## On Monday
 #
-# For PyTorch (2.15 here), with your layers' names. TP takes the GPUs of a node that NVLink joins, FSDP the others:
+# For PyTorch (2.15 here), with your layers' names. TP takes few GPUs inside one node, FSDP the others:
 #
 # ```python
 # # torchrun --nproc-per-node 8 train.py. What these lines expect of you stands at their end.
@@ -637,6 +638,8 @@ for left_out in (None, "norms", "copies"):
 #         **dict.fromkeys(["attention.query", "attention.key", "attention.value"], ColwiseParallel()),
 #         **dict.fromkeys(["feedforward.gate", "feedforward.up"], ColwiseParallel()),
 #         **dict.fromkeys(["attention.output", "feedforward.down"], RowwiseParallel(output_layouts=part)),
+#         # With QK-norm, over (batch, sequence, heads, channels): each rank has the heads' weight, and a part of its gradient
+#         # **dict.fromkeys(["attention.query_norm", "attention.key_norm"], SequenceParallel(sequence_dim=2, use_local_output=True)),
 #     })
 # for name, p in model.named_parameters():  # a plain tensor would get the gradient of its rank's tokens only
 #     assert isinstance(p, DTensor), f"{name} is in no plan"
@@ -656,13 +659,18 @@ for left_out in (None, "norms", "copies"):
 # sent = CommDebugMode()
 # for step, (inputs, targets) in enumerate(batches(mesh["dp"].get_local_rank())):
 #     with nullcontext() if step else sent, loss_parallel():  # collectives are counted in the first step only: it takes time
-#         logits = model(inputs).to(reduce_dtype)  # a loss in 16 bits would be rounded to 0.06
+#         logits = model(inputs).to(reduce_dtype)  # a loss of 4 to 8 in bf16 would be rounded to steps of 0.03
 #         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 #         loss.backward()
 #     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's; print norm.full_tensor()
 #     optimizer.step()
 #     optimizer.zero_grad()
+# # Expected: four reduce-scatters and four all-gathers a block, one of each for the head, two all-to-alls for the embedding;
+# # all-reduces: three for the loss, one for each RMSNorm (a LayerNorm has two) and row-parallel bias; FSDP's own.
 # print(sent.get_comm_counts())
+# for name, p in model.named_parameters():  # what all ranks of a TP group hold must be equal to the last bit
+#     if p.placements[-1].is_replicate():
+#         assert spread(p.to_local(), mesh["tp"].get_group()) == 0, f"{name} drifts apart: is its gradient added up?"
 # state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
 # dcp.save(state, checkpoint_id=folder)  # each rank writes its parts; another tp or number of ranks can load them
 #
@@ -675,30 +683,40 @@ for left_out in (None, "norms", "copies"):
 # # - torch.cuda.set_device(int(os.environ["LOCAL_RANK"])), device = torch.device("cuda"), tp = 2,
 # #   world_size = int(os.environ["WORLD_SIZE"]), dtype, reduce_dtype = torch.bfloat16, torch.float32, learning_rate;
 # # - n_kv_heads, n_channels of the feed-forward layer, n_vocabulary, n_tokens of a sequence, a folder for checkpoints;
+# # - spread(tensor, group), from "Break it, diagnose it" above;
+# # - queries, keys and values in three matrices, gate and up in two: a fused one would be cut by position, across its parts;
 # # - make_model(): your model, embedding and head two matrices; make_buffers(model): fills what no state dict holds, such
 # #   as RoPE's tables; weights: the state dict in the host memory of rank 0, {} elsewhere;
 # # - batches(dp_rank): inputs and targets, the same on all ranks of a TP group;
 # # - attention that counts its local heads, k.view(b, s, -1, head_dim); the model takes s from the tokens, since after the
 # #   embedding x.shape[1] is s / tp.
+# # Nearest to it in Megatron-LM: --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer (ZeRO-1), with
+# # CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell. There a norm or router of your own needs weight.sequence_parallel = True, or it
+# # drifts apart; --tp-comm-overlap hides more of the sends, as torch.compile with async TP does here.
 # ```
 #
-# **Look at** the counts: four reduce-scatters and four all-gathers a block, one of each for the head, two all-to-alls for the
-# embedding; all-reduces: three for the loss, one for each RMSNorm (a LayerNorm has two) and row-parallel bias; FSDP's own. In fp32,
-# losses are those of one process to rounding. In transformers (5.23 here; before, `tp_plan="auto"`), under the same `torchrun`:
+# **Look at** the counts, beside what their line expects. In fp32, losses are those of one process to rounding. In transformers (5.23
+# here; before, `tp_plan="auto"`), under the same `torchrun`:
 #
 # ```python
+# import os
+#
+# import torch
 # from transformers import AutoModelForCausalLM
 # from transformers.distributed import DistributedConfig
 #
-# model = AutoModelForCausalLM.from_pretrained(name, distributed_config=DistributedConfig(tp_size=world_size))
+# # name: a checkpoint. batch: token ids on this rank's GPU, the same on all ranks.
+# torch.set_float32_matmul_precision("high")  # products in TF32
+# plan = DistributedConfig(tp_size=int(os.environ["WORLD_SIZE"]))
+# # Without dtype, weights get the checkpoint's. In bf16 any above 0.004 would round AdamW's step of 1e-5 away.
+# model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, distributed_config=plan)
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 # loss = model(input_ids=batch, labels=batch).loss
 # loss.backward()
 # optimizer.step()
 # held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
 # print(f"{held:,} of {model.num_parameters():,} parameters on this rank")
+# print(model.tp_plan)  # a matrix that no line names stays whole
 # ```
 #
-# **Look at** what a rank holds: its share of all matrices. Norms and the sequence stay whole.
-# In Megatron-LM the first script is `--tensor-model-parallel-size 8 --sequence-parallel`, with `CUDA_DEVICE_MAX_CONNECTIONS=1` before
-# Blackwell.
+# **Look at** what a rank holds: its share of all matrices. Norms, sequence and gathered logits stay whole.
