@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,7 +79,8 @@ def block_1(text: str) -> None:
 def block_2(text: str) -> None:
     """Every block recomputed, gradients compared by the lines: less than half of the peak.
 
-    Blocks that draw numbers without torch are caught, as `check_repeatable` catches them.
+    Blocks that draw numbers without torch are caught, as `check_repeatable` catches them; so is one
+    that gives NaN only where it runs again.
     """
     model = _model()
     peak, loss = _peak_and_loss(model, _next_token_loss)
@@ -93,6 +95,7 @@ def block_2(text: str) -> None:
     for generator, seed in ((random.random, random.seed), (np.random.random, np.random.seed)):
         seed(1)
         _caught(text, generator)
+    _nan_caught(text)
 
 
 class _OwnDropout(nn.Module):
@@ -123,6 +126,34 @@ def _caught(text: str, generator: Callable[[], float]) -> None:
         assert "another step than before" in str(error), f"it is caught by another line: {error}"
     else:
         raise AssertionError("a block that draws numbers without torch passes the comparison")
+
+
+class _NanAgain(nn.Module):
+    """The identity, except in one call: the second run of the checkpointed step."""
+
+    PLAIN_STEPS, FORWARD = 2, 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (math.nan if self.calls > self.PLAIN_STEPS + self.FORWARD else 1.0)
+
+
+def _nan_caught(text: str) -> None:
+    model = _model(layers=2)
+    block: Any = model.blocks[0]
+    again = _NanAgain()
+    block.feedforward = nn.Sequential(again, block.feedforward)
+    try:
+        run_block(text, model=model, loss_of=_loss_of, batch=BATCH)
+    except AssertionError as error:
+        assert "another step than before" in str(error), f"it is caught by another line: {error}"
+        assert again.calls == 4, f"it ran {again.calls} times: two plain steps, and two runs of one"
+    else:
+        raise AssertionError("gradients of NaN pass the comparison")
 
 
 def block_3(text: str) -> None:
