@@ -55,7 +55,7 @@ from utils.planner.goodput import checkpoint_bytes
 # %% [markdown]
 # ## 1. Ranks on nodes
 #
-# Numbers are *predicted* by the planner unless marked. **TP** (tensor parallel): ranks share each matrix; with *sequence
+# Numbers are *predicted* by the planner unless they say otherwise. **TP** (tensor parallel): ranks share each matrix; with *sequence
 # parallelism* also what lies between. **PP** (pipeline): ranks hold different layers. **DP** (data): whole replicas.
 # [More](../00_glossary.ipynb). By rule TP, which talks in every block, stays in the node, on NVLink; PP sends little and crosses
 # nodes.
@@ -194,7 +194,7 @@ saved = by_rules.peak.needed_bytes - zero_1.peak.needed_bytes
 print(f"ZeRO-1 with DP = {first.dp} saves {saved:.0f} bytes: one replica has nothing to share")
 
 # %% [markdown]
-# **Read it.** Of $m$ micro-batches stage $i$ of $p$ holds $\min(m, p - i)$, so the red part shrinks. Both sizes fit
+# **Read it.** Of $m$ micro-batches stage $i$ of $p$ holds $\min(m, p - i)$, so the red part shrinks to the right. Both sizes fit
 # without recomputation.
 #
 # ## 4. Search, and ask why
