@@ -10,7 +10,6 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 from utils.lessons.blocks import run_block
 from utils.planner import Batch, Cluster, Plan, cost, estimate, goodput
@@ -28,17 +27,29 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """Ten steps as long as the planner's: its MFU, and its days with what failures leave."""
+    """Ten steps as long as the planner's: its MFU, and its days with what failures leave.
+
+    A step gives no loss back, as on the first stage of several, and the clock is read where the GPU is done.
+    """
     cluster, batch = Cluster(gpu="A100-80GB", nodes=1), Batch(sequences=64, sequence_length=2048)
     planned = estimate("llama-2-7b", cluster, Plan(dp=8, zero_stage=1), batch)
-    clock, steps = iter([0.0, 10 * planned.step_seconds]), []
+    clock, events = iter([0.0, 10 * planned.step_seconds]), list[str]()
     left, shape = goodput(cluster, spares=1), planned.model
 
-    def step() -> Tensor:
-        steps.append(1)
-        return torch.ones(())
+    def step() -> None:
+        events.append("step")
 
-    with mock.patch.object(time, "perf_counter", lambda: next(clock)):
+    def wait() -> None:
+        events.append("wait")
+
+    def read() -> float:
+        events.append("read")
+        return next(clock)
+
+    with (
+        mock.patch.object(time, "perf_counter", read),
+        mock.patch.object(torch.cuda, "synchronize", wait),
+    ):
         found = run_block(
             text,
             step=step,
@@ -52,7 +63,8 @@ def block_2(text: str) -> None:
             peak_flops=312e12,
             left=left,
         )
-    assert len(steps) == 11, f"{len(steps)} steps, not ten after a first one"
+    asked = ["step", "wait", "read", *10 * ["step"], "wait", "read"]
+    assert events == asked, f"{events}: not ten steps after a first one, each end awaited"
     days = cost(planned, 1e11, left).days
     assert abs(found["days"] / days - 1) < 1e-9, f"{found['days']} days, the planner's bill {days}"
     assert abs(found["mfu"] / planned.mfu - 1) < 0.03, "not the planner's MFU, the embedding aside"
