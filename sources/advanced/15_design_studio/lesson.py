@@ -468,8 +468,8 @@ pd.DataFrame(turned).T
 # For a low loss, 39B on 682B tokens, if you have them, reaches the same on your A100 for \$0.68M to \$0.80M. It needs 48% MFU: 41.5%
 # is published for 22B, llm-foundry's 55% for 30B on 8 A100. In BLOOM's hours its price must fall to \$2.07.*
 #
-# The bill leaves out trial runs, rewinds and data. The exported command is a smoke test; the flags below make it the run. Drop
-# `--save-retain-interval`, which keeps two saves a third of the run apart, and the newest; let your scheduler prune:
+# The bill leaves out trial runs, rewinds and data. The exported command is a smoke test; the flags below make it the run. Every
+# save stays until something removes it, so let your scheduler prune:
 #
 # ```bash
 # # after each save; the bill pays for the last three
@@ -483,12 +483,11 @@ signed = judged["the same on H100"][0]
 made = export(asked, signed.cluster, signed.plan, batch)
 print(wrapped(made.torchrun.partition("--num-layers")[0] + " ".join(made.megatron)), "\n")
 steps, every = round(asked_tokens / batch.tokens), int(made.megatron[made.megatron.index("--save-interval") + 1])
-keep = every * (steps // every // 3 + 1)  # two on the way, and the newest
-whole_run = (f"--train-iters {steps} --vocab-size {asked.vocabulary - 1} --async-save --save-retain-interval {keep} --eval-iters 10 "
+whole_run = (f"--train-iters {steps} --vocab-size {asked.vocabulary - 1} --async-save --eval-iters 10 "
              "--log-throughput --adam-beta2 0.95 --weight-decay 0.1 --init-method-std 0.006 --save run --load run")
 print(whole_run, "# and --data-path, --tokenizer-type of yours in place of --mock-data, NullTokenizer", sep="\n")
 size = checkpoint_bytes(asked, signed.plan)
-print(f"# {steps // every:,} saves of {size / 1e12:.2f} TB, of which {steps // keep} and the newest stay; NullTokenizer adds a token")
+print(f"# {steps // every:,} saves of {size / 1e12:.2f} TB, of which the bill pays for three; NullTokenizer adds a token")
 print(wrapped(f"# deepspeed: {made.notes['deepspeed'][0]}"))
 files = made.write(here.root / "build" / "lesson-15")  # git ignores this folder
 print(f"# written to build/lesson-15: {len(files)} files for {plan_name(signed)} on {signed.cluster.gpus} {signed.cluster.gpu}")
