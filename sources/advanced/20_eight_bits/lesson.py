@@ -527,13 +527,13 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 
 # %% [markdown]
 # **Diagnose it.** No NaN, no infinity: numbers above the old maximum are cut to it, and one loss is 1.2% too high. Batches
-# differ by more: the *share that is cut* shows it, by layer. A scale too large costs little: floating point keeps its digits.
+# differ by more. The *share that is cut* by layer shows it. A scale too large costs little: floating point keeps its digits.
 # But a margin must be as large as the growth, here $2^6$. Transformer Engine takes
 # [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html): that covers a
 # spike's return, never the first.
 #
 # SwiGLU's outliers broke an FP8 run with delayed scaling
-# [after 200 billion tokens](https://arxiv.org/abs/2409.12517); a scale a channel mended it. This toy needs only the batch's own.
+# [after 200 billion tokens](https://arxiv.org/abs/2409.12517); a scale a channel mended it. Here the batch's own largest number does.
 
 # %% [markdown]
 # ## Recap
@@ -622,6 +622,7 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 # config = Float8LinearConfig(enable_fsdp_float8_all_gather=sharded)  # a scale a tensor; torchao's 8B on 8 H100: +25%
 # # a scale a row, 16 bits gathered, +10%: Float8LinearConfig.from_recipe_name("rowwise")
 # # gradients are E5M2 by a tensor's scale; E4M3: cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn)
+# # CastConfig is in torchao.float8, too
 #
 # def may_be_small(module, name):  # small products lose: these are torchao's bounds for H100; the head stays
 #     if not isinstance(module, torch.nn.Linear) or "lm_head" in name:
