@@ -52,8 +52,8 @@ RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
 # ## 1. What so few bits can say
 #
 # A floating-point number is a sign, a power of two (the *exponent*), and digits (the *mantissa*): 4 and 3 bits in E4M3.
-# Below the smallest exponent digits are lost one by one. E8M0 has neither sign nor digits: it is used for scales. New words
-# stand in the [glossary](../00_glossary.ipynb).
+# Below the smallest exponent digits are lost one by one (*subnormal* numbers). E8M0 has neither sign nor digits: it is for
+# scales. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ for form in (E4M3, E5M2, E2M1):
 print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.inf, torch.nan]).to(FAST[E4M3]).tolist())
 
 # %% [markdown]
-# **Read it.** `rounded` equals PyTorch's cast, so the faster cast takes its place. PyTorch 2.11 makes NaN of 1,000 and
-# infinity, this build 448: clamp first, as `fast` does, and look for infinities *before*.
+# **Read it.** `rounded` equals PyTorch's cast, so the faster cast takes its place. Of 1,000 and infinity PyTorch 2.11 makes
+# NaN, this build 448. So look for infinities, then clamp, as `fast` does, then cast.
 #
 # ## 2. One scale, or many
 #
@@ -110,7 +110,7 @@ print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.in
 # | per tensor, per row | all; a row | fp32 | 8 |
 # | [DeepSeek-V3](https://arxiv.org/abs/2412.19437) | 128; of weights 128 x 128 | fp32 | 8.25; weights 8.002 |
 # | [MXFP8](https://arxiv.org/abs/2310.10537) | 32 | E8M0 | 8.25 |
-# | [NVFP4](https://arxiv.org/abs/2509.25149) | 16; of weights 16 x 16 | E4M3, and one in fp32 for the tensor | 4.5; weights 4.03 |
+# | [NVFP4](https://arxiv.org/abs/2509.25149) | 16; of weights 16 x 16 | E4M3, and one in fp32 for the tensor | 4.5; kernels repeat a square's scale in each row |
 #
 # **Predict.** From which size on does an outlier hurt the others, in E4M3?
 
@@ -171,8 +171,9 @@ print(f"your bet at 1,000: x {my_bet_factor:g}")
 assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
 
 # %% [markdown]
-# **Read it.** At a thousand nothing happens: that outliers hurt all others is a lesson of integers. From 448 / $2^{-6}$ = 28,672 on, typical numbers lose digits; at 448 / $2^{-9}$ = 229,376 they are at E4M3's smallest. As a
-# rule: below 2% of zeros one scale will do. **Four bits** span a factor of 12: they need small blocks.
+# **Read it.** At a thousand nothing happens: that outliers hurt all others is a lesson of integers. From 448 / $2^{-6}$ = 28,672 on,
+# typical numbers lose digits; at 448 / $2^{-9}$ = 229,376 they are at E4M3's smallest. In other tensors many zeros may matter
+# little: *On Monday* measures products' errors. **Four bits** span a factor of 12: they need small blocks.
 #
 # Single activations of LLMs are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762), but a norm stands between
 # them and the next linear layer. None stands inside SwiGLU, so `down` reads the wildest input.
@@ -184,7 +185,7 @@ bits_of_mxfp4 = ...
 check("20.bits_of_mxfp4", bits_of_mxfp4)
 
 # %% [markdown]
-# Refused, for want of a scale:
+# Two inputs are refused. (A tensor of zeros is not; `two_levels` would make it NaN: clamp `second`, too.)
 
 # %%
 for x in (torch.ones(2, 100), torch.tensor([[1.0, float("inf")] * 16])):
@@ -255,13 +256,13 @@ for k, make in ((k, make) for k in (128, 1024, 4096, 16384) for make in (torch.r
 
 # %% [markdown]
 # **Read it.** Each cut goes toward zero, so errors grow with the sum's length. At 4,096 rounding the
-# operands (3.8% above) costs ten times as much; at 16,384 three times. So torchao takes the short sum forward, over channels.
-# A weight's gradient adds up over all *tokens*: that sum stays wide.
+# operands (3.8% above) costs ten times as much. torchao takes the short sum (*fast accumulation*) in the
+# forward product alone; both gradients' sums stay wide.
 #
 # ## 4. The three products of a step
 #
-# A linear layer has three products, and blocks lie along the sum of each. So $x$, $w$ and $g$ (the output's gradient) are rounded
-# twice, as they are and turned; square blocks are the same when turned. Follow $x$ from the first column to the last:
+# A linear layer has three products: the output (*fprop*), the gradients to $x$ (*dgrad*) and to $w$ (*wgrad*). Blocks lie along
+# the sum of each, so $x$, $w$ and $g$ (the output's gradient) are rounded twice, as they are and transposed; square blocks stay the same:
 
 # %%
 show(draw_products(title="Who shares a scale: each product's two factors (drawn, not to scale)"),
@@ -334,16 +335,16 @@ for name, product in RECIPES.items():
 pd.DataFrame(found).T.rename_axis("error of the gradient (measured, products emulated)")
 
 # %% [markdown]
-# **Read it.** Eight bits cost about 5%, and who shares a scale hardly matters, up to an outlier of 100,000. At a million one scale
-# breaks, rows lose a fifth, blocks hold. E5M2 for gradients costs more: a digit less, for a range not needed. Four bits
-# without blocks lose most of the gradient; in blocks of 16 they cost five times eight bits' error. NVFP4's scales are E4M3 shares of
-# *one* fp32 scale, a range of 229,376 again: it fails at a million. Rounding by chance adds error; its mean is right
-# (but for a block's largest, cut where its scale was rounded down).
+# **Read it.** Without an outlier eight bits cost about 5%, whoever shares a scale. At 100,000 (one batch) one scale
+# errs by 8.2%, rows and blocks by about 5; at a million one scale breaks, rows lose a fifth, blocks hold. E5M2 for gradients
+# costs more: it has a digit less, and this small model does not need its range. Four bits without blocks lose most of the
+# gradient; in blocks of 16 they cost five times eight bits' error. NVFP4's rows, here without squares and rotations, fail at a million: their scales are E4M3 shares of *one* fp32 scale, a range of
+# 229,376. Rounding by chance (*stochastic rounding*) adds error.
 #
-# Does that spoil training? Seconds cannot say; published runs can. In FP8 two models of DeepSeek's stayed
+# Does that spoil training? In FP8 two models of DeepSeek's stayed
 # [within 0.25%](https://arxiv.org/abs/2412.19437) of bf16's loss, over about a trillion tokens. In NVFP4 NVIDIA's 12B model
-# was [below 1%, at the end slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's, at 10 trillion; on
-# MMLU-Pro 62.58 against 62.62. That took rotations, square blocks, gradients by chance, and some layers in 16 bits.
+# was [below 1%, at the end slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's, at 10 trillion.
+# That took rotations (*random Hadamard transforms*) in wgrad, squares, gradients rounded by chance, and some layers in 16 bits.
 #
 # And the weights? Products read rounded *copies*; an optimizer adds to the *master* weights, about the learning rate a step.
 # DeepSeek-V3 began with weights of 0.006 and a rate of 2.2e-4, and ended with 7.3e-6. What share of weights in fewer bits moves?
@@ -361,8 +362,7 @@ for rate, size in ((rate, size) for rate in (2.2e-4, 7.3e-6) for size in (0.006,
     assert moved_8 < moved_16 and abs(step - 1) < 0.3, "fewer digits lose more updates; chance loses none in the mean"
 
 # %% [markdown]
-# **Read it.** At first E4M3 loses half of the updates, more where weights are larger; at the last rate bf16
-# loses most, too. By chance none is lost in the mean: master weights have 32 bits, or 16 with chance.
+# **Read it.** At first E4M3 loses half of the updates or more; at the last rate bf16 loses most, too. By chance none is lost in the mean: master weights have 32 bits, or 16 rounded by chance.
 #
 # ## 5. Which bytes stay
 #
@@ -415,8 +415,7 @@ for name, size in kept.items():
 # **Read it.** Eight bits in the layers alone save little: of four tensors inside, SiLU and the multiplication
 # keep three in 16 bits. Store *their* inputs in a byte, and less than a third is left.
 #
-# **Sends.** FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks agree on one number; the same
-# message tells all of a NaN on one.
+# **Sends.** FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks agree on one number:
 
 # %%
 def gather_small(shard):
@@ -443,18 +442,21 @@ print("a NaN on rank 1:", *said)
 assert len(said) == 1 and "NaN" in said.pop(), "all ranks refuse with one sentence, nobody waits"
 
 # %% [markdown]
-# **All of it.** Llama 3 8B on eight B200: 128 sequences of 8,192, one a micro-batch, FlashAttention, nothing recomputed, ZeRO-1.
+# **All of it**, by the course's planner: Llama 3 8B on eight B200, 128 sequences of 8,192, one a micro-batch,
+# FlashAttention, nothing recomputed, ZeRO-1.
 
 # %%
 steps = {kind: planned("B200", kind) for kind in ("bf16", "fp8")}
 pd.DataFrame({f"B200, {kind}": parts(step) for kind, step in steps.items()}).rename_axis("predicted")
 
 # %% [markdown]
-# **Read it.** Products take 57% of their time, not half: head and attention stay in 16 bits. Other kernels take longer: they
-# cast. Each weight lies there twice, as it is and turned, a byte each: 15 GiB again (plus 2 bytes where a framework keeps 16-bit copies).
+# **Read it.** Products take 57% of their time; head and attention stay in 16 bits. Other kernels take longer: they
+# cast. A fused SwiGLU keeps three tensors inside. Each weight lies there twice, as it is and transposed, a byte each:
+# 15 GiB again.
 #
 # How many tokens a second do fewer bits give? Pairs published by torchtitan, by [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary-archive.md) (its
-# release in brackets) and for [DGX Station](https://build.nvidia.com/station/nvfp4-pretraining); the planner beside the first:
+# release in brackets) and for [DGX Station](https://build.nvidia.com/station/nvfp4-pretraining); the planner
+# beside the first, on H100 of 500 W:
 
 # %% jupyter={"source_hidden": true}
 gains = {case: (gain, "published") for case, gain in published_gains().items()}
@@ -470,17 +472,18 @@ for times in (0.5, 1, 2):
     print(f"B200, casts {times:g} times as dear: +{before.total / (after.total + (times - 1) * cast) - 1:.0%} (predicted)")
 
 # %% [markdown]
-# **Read it.** FP8 gave 28% on H100, where the planner promises 46%; on 1,856 B200 torchtitan measured
-# [22 to 28%](https://pytorch.org/blog/accelerating-2k-scale-pre-training-up-to-1-28x-with-torchao-mxfp8-and-torchtitan-on-crusoe-b200-cluster) for 70B in MXFP8, where it promises 63% for 8B.
-# Halved or doubled, the casts' cost moves that by 3 to 7 points: count on half. Dense models in NVFP4 gain 28 to 56% over
-# MXFP8; one of experts, with small products, 3%.
+# **Read it.** On H100 FP8 gave 28%; the planner promises 46%. For 8B on eight power-limited B200
+# [torchao](https://docs.pytorch.org/ao/main/workflows/training.html) measured 25% with a scale a tensor, 20% in MXFP8
+# (16% with scales rounded up), 4% with a scale a row. The planner promises 63%; the casts' cost, halved or doubled, moves that
+# by 3 to 7 points, and does not explain the gap. 405B on 512 H100 gained up to 50%. Dense models in NVFP4 gain 28 to 56% over
+# MXFP8; one of experts 3%.
 #
 # | number | may be | why |
 # |---|---|---|
-# | operands of products: weights' copies, activations, gradients | 8 bits; 4 with NVFP4's whole recipe | loss 0.25% off; with 4 bits 1 to 1.5% |
-# | sums of products | fp32; short over channels, forward | cut, they drift |
+# | operands of products: weights' copies, activations, gradients | 8 bits; 4 with NVFP4's whole recipe | loss 0.25% off bf16's; with 4 bits 1 to 1.5% off FP8's |
+# | sums of products | fp32; the forward one may be short | cut, they drift |
 # | gradients of weights | 16 bits; DeepSeek-V3: 32 | sums, too |
-# | master weights | 32 bits; 16 with rounding by chance | small updates are lost |
+# | master weights | 32 bits; 16 rounded by chance | small updates are lost |
 # | moments | 32 bits; [8 in blocks](https://arxiv.org/abs/2110.02861) | in print |
 # | what SwiGLU keeps | 8 bits, the product made again | read once, backward |
 # | embedding, norms, head, attention's products | 16 bits and more | sensitive (DeepSeek-V3) |
@@ -524,19 +527,21 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 
 # %% [markdown]
 # **Diagnose it.** No NaN, no infinity: numbers above the old maximum are cut to it, and one loss is 1.2% too high. Batches
-# differ more: only a twin shows it, or the *share that is cut*, by layer. A scale too large costs little: floating point keeps
-# its digits. But a margin must be as large as the growth, here $2^6$; more *past* steps would not have told.
+# differ by more. The *share that is cut* by layer shows it. A scale too large costs little: floating point keeps its digits.
+# But a margin must be as large as the growth, here $2^6$. Transformer Engine takes
+# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html): that covers a
+# spike's return, never the first.
 #
 # SwiGLU's outliers broke an FP8 run with delayed scaling
-# [after 200 billion tokens](https://arxiv.org/abs/2409.12517). This batch's own largest number mends it.
+# [after 200 billion tokens](https://arxiv.org/abs/2409.12517); a scale a channel mended it. Here the batch's own largest number does.
 
 # %% [markdown]
 # ## Recap
 #
 # - E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
 # - Operands may have 8 bits, with NVFP4's whole recipe 4. Long sums and master weights stay wide.
-# - FP8 gave 13 to 28% of speed in print, not twice. Bytes stay, unless SwiGLU's inside is kept in 8 bits, too.
-# - A scale too large costs little, one too small cuts: count what is cut.
+# - FP8 gave 4 to 50% of speed in print, by model, card and recipe. Bytes stay, unless SwiGLU's inside is kept in 8 bits, too.
+# - A scale too small cuts: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
 # [solution](../../solutions/advanced/20_eight_bits.ipynb).
@@ -546,79 +551,104 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 # %% [markdown]
 # ## On Monday
 #
-# **1. Choose by GPU.** Transformer Engine takes a recipe in `te.autocast(enabled=True, recipe=...)` (not run here):
+# **1. Choose by GPU.** In `te.autocast(enabled=True, recipe=...)` layers like `te.Linear` take a recipe; `nn.Linear` ignores it
+# (not run here; torchao of August 2026):
 #
 # | GPU | start with | in Transformer Engine | in torchao |
 # |---|---|---|---|
-# | H100, H200 | a scale a tensor | `Float8CurrentScaling()` | `"tensorwise"`; a scale a row: `"rowwise"` |
-# | H100, outliers | blocks, as DeepSeek-V3 | `Float8BlockScaling()` | |
-# | B200, GB200, GB300 | blocks of 32 | `MXFP8BlockScaling()` | `prototype.mx_formats` |
-# | the same, once MXFP8 is proved | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | |
+# | H100, H200 | a scale a tensor | `Float8CurrentScaling()` | `Float8LinearConfig()` |
+# | H100, outliers | blocks, as DeepSeek-V3 | `Float8BlockScaling()` | `prototype.blockwise_fp8_training` |
+# | B200, GB200, GB300 | blocks of 32 | `MXFP8BlockScaling()` | `prototype.moe_training.config` |
+# | the same, once MXFP8 is proved | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | `prototype.moe_training.nvfp4_training` |
 #
-# `DelayedScaling()` is what you saw break. It, `Float8CurrentScaling` and `"tensorwise"` round gradients to E5M2
-# unless told otherwise (`fp8_format=Format.E4M3`).
+# `DelayedScaling()` is what you saw break. It and `Float8CurrentScaling` round gradients to E5M2 without
+# `fp8_format=Format.E4M3`.
 #
-# **2. Ask your tensors.** You have `model` and a `batch` that it takes by keyword, with a loss. For each linear layer, input and
-# gradient: what share would E4M3 turn to zero?
+# **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far is each linear layer's
+# product off in E4M3, by who shares a scale?
 #
 # ```python
 # import torch
+# import torch.nn.functional as F
 #
 # report = {}
 #
-# def lost(x, largest):
-#     return ((x > 0) & (x < largest / 448 * 2**-10)).float().mean().item()  # half of E4M3's smallest number
+# def small(x, block):  # as E4M3 has it; `block` numbers of a row share a scale, None: all
+#     parts = x.reshape(1, -1) if block is None else x.unflatten(-1, (-1, block))
+#     scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 448
+#     return ((parts / scale).to(torch.float8_e4m3fn).float() * scale).reshape(x.shape)
 #
-# def tell(key, x):
-#     x = x.detach().float().abs()
-#     if x.any():  # zeros need no scale
-#         report[key] = lost(x, x.max()), lost(x, x.amax(-1, keepdim=True))
+# def tell(key, a, b):  # a @ b.T, summed along rows; zeros that fill the last block change no sum
+#     a, b = (F.pad(x, (0, -x.shape[-1] % 32)) for x in (a, b))
+#     right = a @ b.T
+#     if right.any():
+#         off = [small(a, block) @ small(b, block).T - right for block in (None, a.shape[-1], 32)]
+#         report[key] = [(each.norm() / right.norm()).item() for each in off]
+#
+# def flat(x):
+#     return x.detach().reshape(-1, x.shape[-1]).float()
 #
 # def watch(name):
 #     def hook(module, inputs, output):
-#         tell((name, "input"), inputs[0])
-#         output.register_hook(lambda g: tell((name, "gradient"), g))
+#         tell((name, "output"), flat(inputs[0]), flat(module.weight))
+#         def later(g):
+#             tell((name, "to input"), flat(g), flat(module.weight).T)
+#             tell((name, "to weight"), flat(g).T, flat(inputs[0]).T)
+#         if output.requires_grad:
+#             output.register_hook(later)
 #     return hook
 #
-# hooks = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+# linears = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in n]
+# hooks = [m.register_forward_hook(watch(n)) for n, m in linears]
 # model(**batch).loss.backward()
 # model.zero_grad()
 # for each in hooks:
 #     each.remove()
-# for (name, what), (one, rows) in sorted(report.items(), key=lambda row: -row[1][0])[:10]:
-#     print(f"{name:<40} {what:<8} lost by one scale {one:.2%}, by one a row {rows:.2%}")
+# for (name, what), (one, rows, blocks) in sorted(report.items(), key=lambda row: row[1][2] - row[1][0])[:10]:
+#     print(f"{name:<40} {what:<9} off by {one:.1%} with one scale, {rows:.1%} one a row, {blocks:.1%} one for 32")
 # ```
 #
-# **Look at**: below 2% by one scale, take one; by rows only, rows; else blocks.
+# **Look at** the largest gaps: where one scale errs half as much again as blocks, take rows if they
+# hold, else blocks.
 #
-# **3. Convert** (torchao 0.18; runs on a CPU to try). Small products lose: on H100
-# [torchao](https://github.com/pytorch/ao/blob/main/torchao/float8/README.md) measured 0.80 of bf16's speed at 1,024 x 2,048 x 1,024, and 1.39 times at
-# 4,096 x 8,192 x 16,384. Have fp32 weights, and tokens a batch in multiples of 16.
+# **3. Convert.** Have fp32 weights, and tokens a batch in multiples of 16.
 #
 # ```python
 # import torch
-# from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+# from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+# from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
 #
-# LEAST = 2048  # shorter sides stay in 16 bits; measure yours
+# sharded = torch.distributed.is_initialized()  # then `fully_shard` below; it gathers 8 bits
+# config = Float8LinearConfig(enable_fsdp_float8_all_gather=sharded)  # a scale a tensor; torchao's 8B on 8 H100: +25%
+# # a scale a row, 16 bits gathered, +10%: Float8LinearConfig.from_recipe_name("rowwise")
+# # gradients are E5M2 by a tensor's scale; E4M3: cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn)
+# # CastConfig is in torchao.float8, too
 #
-# def may_be_small(module, name):  # sides in multiples of 16; the head stays
+# def may_be_small(module, name):  # small products lose: these are torchao's bounds for H100; the head stays
 #     if not isinstance(module, torch.nn.Linear) or "lm_head" in name:
 #         return False
-#     return all(n >= LEAST and n % 16 == 0 for n in module.weight.shape)
+#     outputs, inputs = module.weight.shape
+#     large = outputs > 1024 or inputs > 4096
+#     # a scale a row: outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)
+#     return large and outputs % 16 == inputs % 16 == 0
 #
-# convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name("rowwise"), module_filter_fn=may_be_small)
+# convert_to_float8_training(model, config=config, module_filter_fn=may_be_small)
 # print(sum("Float8" in type(m).__name__ for m in model.modules()), "layers multiply in 8 bits")
 # # here: activation checkpointing, then
-# model.compile()  # in place, so names in its state_dict stay; fuses the casts, and torchao counts on it
-# # here: fully_shard
+# if not sharded:
+#     model.compile()  # in place, so names in its state_dict stay; fuses the casts, and torchao counts on it
+# # sharded, here: block.compile() and fully_shard(block) for each block, then fully_shard(model)
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 # with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):
 #     loss = model(**batch).loss
 # loss.backward()
 # optimizer.step()
-# torch.save(model.state_dict(), "weights.pt")  # wide weights under their old names: a model not converted loads them
+# if sharded:
+#     precompute_float8_dynamic_scale_for_fsdp(model)  # after each step: one message for all scales
+# whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# weights = get_model_state_dict(model, options=whole)  # every rank calls it; rank 0 has it
+# if not sharded or torch.distributed.get_rank() == 0:
+#     torch.save(weights, "weights.pt")  # wide weights under their old names: a model not converted loads them
 # ```
 #
-# With `"tensorwise"` FSDP2 gathers 8 bits: `Float8LinearConfig(enable_fsdp_float8_all_gather=True)`, and after each optimizer
-# step `precompute_float8_dynamic_scale_for_fsdp(model)`. **Look at** the loss beside a bf16
-# twin's, both smoothed, over all tokens you can pay: within 0.25% for FP8.
+# **Look at** the loss beside a bf16 twin's, both smoothed, over all tokens you can pay: within 0.25% for FP8.
