@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -142,8 +143,21 @@ def spikes(
         scaler_of: makes what rounds one layer's inputs; it has `cut`, the share of its last input.
         grows_at, back_at: batches before which the inside of each SwiGLU grows, and shrinks back.
         factor: how many times it grows; in exact arithmetic the model stays the same.
+
+    Raises:
+        TypeError: `scaler_of` makes something that cannot be called.
+        ValueError: `factor` is no number above 0.
     """
-    scalers: dict[Tensor, Any] = defaultdict(scaler_of)
+    if not 0 < factor < math.inf:
+        raise ValueError(f"factor is {factor}; it must be a number above 0, such as 64.")
+
+    def made() -> Any:
+        scaler = scaler_of()
+        if not callable(scaler):
+            raise TypeError(f"scaler_of() must make a function of one tensor, and made {scaler!r}.")
+        return scaler
+
+    scalers: dict[Tensor, Any] = defaultdict(made)
     model, record = fresh(lambda x, w: scalers[w](x) @ w.T), []
     name_of: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     for batch, pair in enumerate(batches(12, seed=11)):

@@ -439,7 +439,7 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 # |---|---|---|---|
 # | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script") | `resnet50_amp.py` | `sixteen_gb` |
 # | ResNet to four GPUs | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
-# | a CNN to four | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
+# | a CNN to four | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "run_script") | `train.py` | `four_ranks` |
 # | 7B on 24 GB | [06§5](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "here.write_script") | `offload.py` | `seven_billion` |
 # | 1.3B, less memory, at speed | [09](../intermediate/09_sharding.ipynb#The-job "job.write") | `lesson-09` | `zero_or_fsdp` |
