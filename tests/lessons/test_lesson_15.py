@@ -199,7 +199,7 @@ def test_the_flags_that_the_lesson_adds_are_megatron_lms() -> None:
     added = text.partition("whole_run = (")[2].partition("print(whole_run")[0]
     known = {row["name"] for row in table("megatron_arguments")}
     flags = re.findall(r"--[a-z0-9-]+", added)
-    assert len(flags) == 11 and set(flags) <= known
+    assert len(flags) == 10 and set(flags) <= known
 
 
 def _bloom() -> list[dict[str, str]]:
