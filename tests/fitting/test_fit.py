@@ -1,189 +1,23 @@
-"""Verdicts and cures: whole depths, loaded models, independent runs of the printed lines."""
+"""Verdicts and cures of models by name: what each saves, what is said of it, and in which order."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import bitsandbytes as bnb
-import peft
 import pytest
-import torch
-import transformers as hf
-from torch import nn
 
 from utils.catalog import device
-from utils.fitting import Fit, Recipe, Trials, building, fit, fit_model, fitted, model_config
+from utils.fitting import Fit, Recipe, Trials, building, fit_model, fitted, model_config
 from utils.fitting.answer import lesser, ranked, rows, small
 from utils.fitting.cures import added, candidates, checkpointing_of, not_simulated
-from utils.fitting.inputs import micro_batch
 from utils.memory.measurement import Measurement
-from utils.simulation import SimulationError, simulate
+from utils.simulation import SimulationError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 CARD = "RTX 4090"
-OPTIMIZERS: Any = bnb.optim
 BASE = Recipe(tokens=128, micro_batch=2, rank=4)
-FOUR_BITS = hf.BitsAndBytesConfig(
-    load_in_4bit=True,
-    bnb_4bit_quant_type="nf4",
-    bnb_4bit_use_double_quant=True,
-    bnb_4bit_compute_dtype=torch.bfloat16,
-)
-
-
-def loaded(folder: Path, **settings: Any) -> Any:
-    return hf.AutoModelForCausalLM.from_pretrained(folder, **settings)
-
-
-def plain_step(model: Any, optimizer: Any) -> None:
-    tokens = torch.zeros(2, 128, dtype=torch.long, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = model(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def adamw(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
-
-
-def lora(model: Any) -> Any:
-    return peft.get_peft_model(
-        model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
-    ).train()
-
-
-# What a user writes by hand for each recipe, loaded from a folder and not made from a configuration.
-BY_HAND: dict[str, tuple[Recipe, Any, Any]] = {
-    "full": (
-        BASE.but(method="full"),
-        lambda at: (m := loaded(at, dtype=torch.float32).to("cuda").train(), adamw(m)),
-        plain_step,
-    ),
-    "lora": (
-        BASE,
-        lambda at: (m := lora(loaded(at, dtype=torch.bfloat16).to("cuda")), adamw(m)),
-        plain_step,
-    ),
-    "qlora": (
-        BASE.but(method="qlora"),
-        lambda at: (
-            m := lora(loaded(at, quantization_config=FOUR_BITS, device_map={"": 0}, dtype=torch.bfloat16)),
-            adamw(m),
-        ),
-        plain_step,
-    ),
-    "checkpointing": (
-        BASE.but(checkpointing=1),
-        lambda at: (m := lora(_checkpointed(loaded(at, dtype=torch.bfloat16).to("cuda"))), adamw(m)),
-        plain_step,
-    ),
-    "8-bit moments": (
-        BASE.but(method="full", optimizer="adamw-8bit"),
-        lambda at: (
-            m := loaded(at, dtype=torch.float32).to("cuda").train(),
-            OPTIMIZERS.AdamW8bit(m.parameters()),
-        ),
-        plain_step,
-    ),
-    "paged moments": (
-        BASE.but(method="full", optimizer="paged-adamw"),
-        lambda at: (
-            m := loaded(at, dtype=torch.float32).to("cuda").train(),
-            OPTIMIZERS.PagedAdamW(m.parameters()),
-        ),
-        plain_step,
-    ),
-    "activations to the host": (
-        BASE.but(offload_activations=True),
-        lambda at: (m := lora(loaded(at, dtype=torch.bfloat16).to("cuda")), adamw(m)),
-        lambda model, optimizer: _on_host(model, optimizer),
-    ),
-    "pure bf16": (
-        BASE.but(method="full", precision="bf16"),
-        lambda at: (m := loaded(at, dtype=torch.bfloat16).to("cuda").train(), adamw(m)),
-        lambda model, optimizer: _without_autocast(model, optimizer),
-    ),
-}  # fmt: skip
-
-
-def _checkpointed(model: Any) -> Any:
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
-
-
-def _on_host(model: Any, optimizer: Any) -> None:
-    tokens = torch.zeros(2, 128, dtype=torch.long, device="cuda")
-    with torch.autograd.graph.save_on_cpu(pin_memory=True), torch.autocast("cuda", torch.bfloat16):
-        loss = model(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _without_autocast(model: Any, optimizer: Any) -> None:
-    tokens = torch.zeros(2, 128, dtype=torch.long, device="cuda")
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_a_recipe_takes_what_the_program_written_by_hand_takes(name: str, tiny: Path) -> None:
-    recipe, build, step = BY_HAND[name]
-    found = Trials("tiny", model_config(tiny), CARD).verdict(recipe).measurement
-    by_hand = simulate(lambda: build(tiny), step, device=CARD)
-    # Trainer's forward hands its logits out in fp32, a plain loop does not: at most one more copy.
-    copy_bytes = 4 * 2 * 128 * 512 if recipe.autocast else 0
-    assert 0 <= found.peak_bytes - by_hand.peak_bytes <= 0.01 * by_hand.peak_bytes + copy_bytes
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"checkpointing": 2},
-        {"checkpointing": 1, "spared": 3},
-        {"method": "full", "loss": "chunked"},
-    ],
-)
-def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path) -> None:
-    recipe, config = BASE.but(**changes), building.shallower(model_config(tiny), 17)
-    short = building.depths(config, recipe)
-    assert short.small is not None, "17 layers are to be extended from three shallow models"
-    found = Trials("tiny", config, CARD).verdict(recipe).peak_bytes
-    whole = simulate(
-        lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
-        lambda model, optimizer: building.step(
-            model, optimizer, micro_batch(config, recipe), recipe
-        ),
-        device=CARD,
-    )
-    assert found == whole.peak_bytes
-
-
-def test_an_encoder_and_its_decoder_are_extended_together() -> None:
-    config: Any = hf.WhisperConfig(
-        d_model=64, encoder_layers=7, decoder_layers=7, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=64,
-        max_source_positions=32, max_target_positions=32, pad_token_id=0, decoder_start_token_id=1,
-    )  # fmt: skip
-    recipe = BASE.but(method="full", tokens=32)
-    assert building.depths(config, recipe.but(checkpointing=2)).small is None, "1, 3 and 5 are more"
-    found = Trials("whisper", config, CARD).verdict(recipe)
-    assert "Extended from 1, 2 and 3 layers to 7" in " ".join(found.notes)
-    whole = simulate(
-        lambda: building.build(hf.AutoModelForSpeechSeq2Seq, config, recipe),
-        lambda model, optimizer: building.step(
-            model, optimizer, micro_batch(config, recipe), recipe
-        ),
-        device=CARD,
-    )
-    assert found.peak_bytes == whole.peak_bytes
 
 
 @pytest.fixture(scope="module")
@@ -352,84 +186,3 @@ def test_a_cpu_and_an_unknown_card_are_refused_before_any_work(tiny: Path) -> No
 def test_adapters_that_find_no_layer_end_in_a_sentence(tiny: Path) -> None:
     with pytest.raises(ValueError, match="query_key_value"):
         fit_model(tiny, BASE.but(targets=("query_key_value",)), card=CARD, cures=False)
-
-
-class Wide(nn.Module):
-    """Alike blocks in a list, which hold most of the step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
-def own_build() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = Wide().to("cuda")
-    return model, torch.optim.AdamW(model.parameters())
-
-
-def own_step(model: Any, optimizer: Any) -> None:
-    model(torch.randn(4096, 256, device="cuda")).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def test_functions_of_ones_own_get_the_same_answer_and_cures() -> None:
-    found = fit(own_build, own_step, card=CARD, name="wide")
-    plain = simulate(own_build, own_step, device=CARD)
-    assert found.verdict.peak_bytes == plain.peak_bytes and found.verdict.name == "wide"
-    saved = {tried.name: tried.saved_bytes for tried in [*found.cures, *found.without_gain]}
-    kept_bytes = 8 * 2 * 4096 * 1024 * 4  # what a block's two linear layers and its GELU keep
-    assert saved["checkpointing of all blocks"] > 0.7 * kept_bytes
-    assert set(saved) == {
-        "checkpointing of all blocks", "activations to the host", "fused AdamW", "8-bit AdamW",
-    }  # fmt: skip
-    lines = [cure.line for tried in found.cures for cure in tried.cures]
-    assert any("checkpoint_blocks(model.blocks)" in line for line in lines), (
-        "the program's own name"
-    )
-
-
-def test_what_saves_nothing_alone_may_help_where_the_peak_moved_to() -> None:
-    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = nn.Sequential(*(Wide() for _ in range(8))).to("cuda")
-        return model, torch.optim.AdamW(model.parameters())
-
-    def step(model: Any, optimizer: Any) -> None:
-        model(torch.randn(1024, 256, device="cuda")).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = fit(build, step, card=CARD)
-    alone = {tried.name: tried for tried in [*found.cures, *found.without_gain]}
-    assert alone["checkpointing of all blocks"].verdict.measurement.peak_phase == "optimizer step"
-    assert found.pair in found.pairs
-    assert found.pair and found.pair.saved_bytes > max(t.saved_bytes for t in found.cures)
-
-
-def test_a_cure_that_a_program_cannot_take_says_why() -> None:
-    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = nn.Linear(64, 64).to("cuda")
-        return model, torch.optim.SGD(model.parameters())
-
-    def step(model: Any, optimizer: Any) -> None:
-        model(torch.randn(8, 64, device="cuda")).sum().backward()
-        optimizer.step()
-
-    found = fit(build, step, card=CARD)
-    assert "no list of alike blocks" in found.refused["checkpointing of all blocks"]
-    assert "SGD" in found.refused["8-bit AdamW"]
-
-
-def test_an_error_of_ones_own_function_comes_through() -> None:
-    def step(model: Any, optimizer: Any) -> None:
-        raise KeyError("labels")
-
-    with pytest.raises(KeyError, match="labels"):
-        fit(own_build, step, card=CARD)
