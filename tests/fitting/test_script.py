@@ -19,7 +19,7 @@ import transformers as hf
 from utils.fitting import Recipe, Trials, building, model_config, program, script
 from utils.fitting.__main__ import DOES_NOT_FIT, FITS, NOT_UNDERSTOOD, main
 from utils.fitting.script import FLOORS, launch_line, requirements
-from utils.fitting.script_run import steps_of, tokens_of
+from utils.fitting.script_run import report, steps_of, tokens_of
 from utils.ranks.torchrun import run_torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
@@ -288,3 +288,26 @@ def test_where_the_recipe_does_not_fit_the_script_is_of_the_set_that_does(
     compile(text, "train.py", "exec")
     asked = Recipe(method="full", tokens=256, micro_batch=1024, precision="fp16-mixed")
     assert f": {asked}." not in text, "the recipe that does not fit is not what is written"
+
+
+@pytest.mark.parametrize(("peak_bytes", "is_told"), [(1040, False), (1060, True), (940, True)])
+def test_a_peak_more_than_5_percent_from_the_simulated_is_told(
+    peak_bytes: int,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    card = {
+        "max_memory_allocated": peak_bytes,
+        "mem_get_info": (500, 2000),
+        "max_memory_reserved": 1200,
+        "memory_reserved": 1100,
+    }
+    for name, says in card.items():
+        monkeypatch.setattr(torch.cuda, name, lambda says=says: says)
+    report([2.0], "cuda:0", 0.5, 1000, 0.4, 400)
+    said = capsys.readouterr().out
+    assert ("More than 5% apart" in said) == is_told and "0.50 s measured, 0.40 s predicted" in said
+    report([2.0] * 3, "cuda:0", 0.5, 1000, 0.4, 400)  # 400 are left, and are enough
+    with pytest.raises(SystemExit, match="the next fragment may end the run"):
+        report([2.0] * 3, "cuda:0", 0.5, 1000, 0.4, 401)

@@ -160,7 +160,12 @@ def test_events_of_each_call_are_the_same(watcher: StorageWatcher) -> None:
 
 
 def whole_step(
-    reuse_results: bool | SharedResults, device: str = "A100 80GB", hidden: int = 64
+    reuse_results: bool | SharedResults,
+    device: str = "A100 80GB",
+    hidden: int = 64,
+    *,
+    world: int = 4,
+    rank: int = 0,
 ) -> Any:
     """Autocast, flash attention, checkpointing, a foreach optimizer and FSDP2: what a lesson simulates."""
 
@@ -180,7 +185,7 @@ def whole_step(
         optimizer.step()
         optimizer.zero_grad()
 
-    return simulate(build, step, device=device, world=4, reuse_results=reuse_results)
+    return simulate(build, step, device=device, world=world, rank=rank, reuse_results=reuse_results)
 
 
 def agree(plain: Any, cached: Any) -> bool:
@@ -205,8 +210,30 @@ def test_what_other_simulations_have_worked_out_changes_nothing(device: str):
     assert agree(plain, whole_step(shared, device)) and agree(plain, whole_step(shared, device))
 
 
-def test_what_was_said_of_a_result_is_said_of_it_again():
-    """A recurrence on a GPU has a remark, and is worked out once for both simulations."""
+def test_the_same_device_and_rank_share_and_others_do_not(monkeypatch: pytest.MonkeyPatch):
+    calls: list[Any] = []
+    worked_out = StorageWatcher._worked_out
+    monkeypatch.setattr(
+        StorageWatcher,
+        "_worked_out",
+        lambda self, func, *rest: calls.append(func) or worked_out(self, func, *rest),
+    )
+
+    def needed(*args: Any, **where: int) -> int:
+        calls.clear()
+        whole_step(shared, *args, **where)
+        return len(calls)
+
+    shared = SharedResults()
+    first, again = needed("H100"), needed("H100")
+    assert again < first / 2, "what has a storage of another kind is worked out each time, no more"
+    for name, where in (("T4", {}), ("H100", {"rank": 1}), ("H100", {"world": 2}), ("cpu", {})):
+        assert needed(name, **where) > 1.5 * again, f"{name} {where} takes another one's results"
+    assert needed("cpu") > 1.5 * again, "kernels of a CPU are asked each time"
+
+
+def test_what_is_said_of_a_step_is_said_again_by_the_next():
+    """A recurrence on a GPU has a remark."""
     shared = SharedResults()
 
     def build() -> Any:

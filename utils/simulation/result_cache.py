@@ -76,15 +76,11 @@ class CachedCall(NamedTuple):
 
 
 class CachedResult(NamedTuple):
-    """The results of an operation, held in `container` unless it has just one, and its scratch.
-
-    `remarks` are what the simulation had to say of it.
-    """
+    """The results of an operation, held in `container` unless it has just one, and its scratch."""
 
     looks: Sequence[Looks | None]
     container: Callable[[Iterable[Any]], Any] | None
     scratch_bytes: int
-    remarks: tuple[str, ...] = ()
 
 
 Recipes = dict[Key, CachedResult]
@@ -145,14 +141,7 @@ class ResultCache:
         made = [None if looks is None else _make(looks, call, self.mode) for looks in found.looks]
         return made[0] if found.container is None else found.container(made)
 
-    def learn(
-        self,
-        call: CachedCall,
-        again: CachedCall | None,
-        out: Any,
-        scratch: int,
-        remarks: Iterable[str] = (),
-    ) -> None:
+    def learn(self, call: CachedCall, again: CachedCall | None, out: Any, scratch: int) -> None:
         """Keep what a call has given, if it can be made anew; `again` is the call after it."""
         several = type(out) in (list, tuple)
         parts = out if several else [out]
@@ -162,7 +151,7 @@ class ResultCache:
         unchanged = again is not None and again.key == call.key
         if unchanged and len(known) == len(looks) and _own_storages(made):
             container = type(out) if several else None
-            self._recipes[call.key] = CachedResult(known, container, scratch, tuple(remarks))
+            self._recipes[call.key] = CachedResult(known, container, scratch)
 
     def _describe(self, args: Iterable[Any], parts: list[Any], tensors: Tensors) -> bool:
         """Append the looks of arguments; False if one of them has no looks to go by."""

@@ -135,19 +135,13 @@ class _Handler(SimulatedMemory):
         cache = self._cache
         call = cache.call(func, args, kwargs) if cache is not None else None
         recipe = cache.get(call) if cache is not None and call is not None else None
-        said: dict[str, None] = {}
         if cache is not None and call is not None and recipe is not None:
             with self._python_off():
                 out, scratch_bytes = cache.results(recipe, call), recipe.scratch_bytes
-            self.remarks.update(dict.fromkeys(recipe.remarks))
         else:
-            before, self.remarks = self.remarks, {}
-            try:
-                out = self._worked_out(func, args, kwargs)
-                filled = out if out is not None else kwargs.get("out")
-                scratch_bytes = self._scratch(func, args, filled, kwargs)
-            finally:
-                said, self.remarks = self.remarks, before | self.remarks
+            out = self._worked_out(func, args, kwargs)
+            filled = out if out is not None else kwargs.get("out")
+            scratch_bytes = self._scratch(func, args, filled, kwargs)
         to_host = (
             self._has_host
             and (self.tells_apart or self.offloads or self._placing is not None or on_host())
@@ -168,7 +162,7 @@ class _Handler(SimulatedMemory):
         if cache is not None and call is not None and recipe is None:
             if func in self._follow_values:
                 return out
-            cache.learn(call, cache.call(func, args, kwargs), out, scratch_bytes, said)
+            cache.learn(call, cache.call(func, args, kwargs), out, scratch_bytes)
         return out
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
