@@ -187,10 +187,12 @@ def test_the_stored_picture_has_a_verdict_for_every_square() -> None:
 
 def test_what_is_to_be_typed_are_arguments_that_exist() -> None:
     text = "\n".join(c.source for c in nbformat.read(PAGE, 4).cells if c.cell_type == "markdown")
-    typed = re.findall(r"`TrainingArguments\((\w+)=([^)]+)\)`", text)
+    calls = re.findall(r"`TrainingArguments\(([^)]+)\)`", text)
+    typed = [pair for call in calls for pair in re.findall(r"(\w+)=([^,]+)", call)]
     known = {field.name for field in fields(TrainingArguments)}
-    assert len(typed) == 4 and {name for name, _ in typed} <= known
+    assert len(calls) == 5 and {name for name, _ in typed} <= known
     optimizers = {value.strip('"') for name, value in typed if name == "optim"}
+    assert "adamw_torch_fused" in optimizers
     assert optimizers <= {name.value for name in OptimizerNames}
     (call,) = re.findall(r"`LoraConfig\(.*?\)`", text)
     assert eval(call.strip("`"), {"LoraConfig": LoraConfig}).r == 16

