@@ -68,16 +68,6 @@ def test_bytes_over_the_link(name: str, micro_batches: int, down: float, up: flo
     assert SCHEMES[name].link_bytes(10.0, micro_batches) == (10 * down, 10 * up)
 
 
-def test_the_tokens_from_which_compute_hides_the_link() -> None:
-    """b F / (8 B): at that many tokens compute takes as long as the transfer, whatever the size."""
-    scheme, flops, link = SCHEMES["weights, too"], 80e12, 25e9
-    tokens = scheme.tokens_that_hide_the_link(flops, link)
-    assert tokens == pytest.approx(4 * flops / (8 * link))
-    for parameters in (1e9, 7e9):
-        up = scheme.link_bytes(parameters)[1] / link
-        assert up == pytest.approx(8 * parameters * tokens / flops)
-
-
 def test_a_step_of_parts() -> None:
     assert step_seconds(3.0, 1.0, 2.0, 0.5) == 3.5
     assert step_seconds(1.0, 4.0, 2.0) == 4.0

@@ -39,18 +39,6 @@ class Scheme:
         up = micro_batches * self.up_each + self.up_once
         return parameters * down, parameters * up
 
-    def tokens_that_hide_the_link(
-        self, flops_per_second: float, link_bytes_per_second: float
-    ) -> float:
-        """Tokens of a micro-batch from which its compute takes as long as its transfers.
-
-        Both ways at once, so the larger of the two counts.
-
-        The model's size cancels: both sides grow with it.
-        """
-        crossing = max(self.down_each + self.down_once, self.up_each + self.up_once)
-        return crossing * flops_per_second / (CHECKPOINTED_FLOPS * link_bytes_per_second)
-
 
 # The host's gradients are fp32, as DeepSpeed keeps them beside its CPU optimizers.
 SCHEMES: dict[str, Scheme] = {

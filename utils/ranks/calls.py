@@ -69,19 +69,6 @@ def write_calls(path: Path, calls: Sequence[Call]) -> None:
     path.write_text(json.dumps([asdict(call) for call in calls], indent=0), encoding="utf-8")
 
 
-def read_calls(path: Path) -> list[Call]:
-    """Read them again.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        return [call_from(row) for row in rows]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path.name} holds no collectives as write_calls wrote them.") from error
-
-
 def call_from(row: dict[str, Any]) -> Call:
     """A call from its JSON.
 

@@ -1,9 +1,7 @@
-"""What a finished run amounts to: MFU, HFU, dollars for a million tokens, energy.
+"""What a finished run amounts to: MFU, HFU, dollars for a million tokens.
 
 MFU counts what the model needs, HFU what the hardware computed (`utils.planner.flops`): the two
-differ by what is recomputed, and nothing else. Energy is hours x watts x PUE, as Touvron et al. 2023
-count it (LLaMA, arXiv:2302.13971, section 6): the card's board power throughout, and a factor for
-what cooling and power supplies add. Hosts and network draw more on top of it.
+differ by what is recomputed, and nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ from utils.catalog.rules import of_kind, positive, whole
 from utils.checked import check_public
 
 __all__ = ["Account"]
-
-PUE = 1.1  # power usage effectiveness, the building over its machines (Touvron et al. 2023)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +94,6 @@ class Account:
     def usd_per_million_tokens(self) -> float:
         """Of training, not of serving. Raises ValueError where no price was given."""
         return 1e6 * self.usd / self.tokens
-
-    def kwh(self, pue: float = PUE, load: float = 1.0) -> float:
-        """Energy in kilowatt hours, at a share `load` of the board power.
-
-        Raises:
-            ValueError: the card's board power is not in the catalog, a PUE below 1, or a load that
-                is no share above 0.
-        """
-        watts = self.device.board_watts
-        if watts is None:
-            raise ValueError(
-                f"account: the catalog has no board power for {self.device.name}. Pass a row of your "
-                "own: gpu=replace(device(...), board_watts=...)."
-            )
-        positive("account", pue=pue)
-        if not 0 < load <= 1:
-            raise ValueError(f"account: load is {load}; write a share of the board power, up to 1.")
-        return self.gpu_hours * watts / 1000 * load * pue
 
     @property
     def _possible_flops(self) -> float:
