@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
@@ -12,6 +13,8 @@ from matplotlib.patches import Rectangle
 from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
+
+from .held import Gain
 
 __all__ = ["draw_gains", "draw_number_lines", "draw_outliers", "draw_products", "draw_spike"]
 
@@ -24,7 +27,8 @@ RED, BLUE, PURPLE, ORANGE, BROWN, GREY = (
     "#717581",
 )
 LOW, HIGH = -26, 18  # powers of two that the number lines show
-WIDE = {"fp16": (-24, 16, 1024), "bf16": (-133, 128, 128)}  # smallest, end, numbers a power of two
+# smallest, smallest with all digits, end, numbers a power of two with all digits
+WIDE = {"fp16": (-24, -14, 16, 1024), "bf16": (-133, -126, 128, 128)}
 
 
 def draw_number_lines(
@@ -64,9 +68,14 @@ def draw_number_lines(
 
 def _draw_wide(axes: Axes, row: int) -> None:
     """Formats too dense or too long for ticks, and E8M0, whose ends lie outside."""
-    for name, (least, end, count) in WIDE.items():
-        ends = 2.0 ** max(least, LOW), 2.0 ** min(end, HIGH)
-        axes.hlines(row, *ends, color="#bbbbbb", lw=15)
+    for name, (least, full, end, count) in WIDE.items():
+        least, full, end = (2.0 ** min(max(power, LOW), HIGH) for power in (least, full, end))
+        axes.hlines(row, full, end, color="#bbbbbb", lw=15)
+        if least < full:
+            axes.hlines(row, least, full, color="#f3c6bd", lw=15)
+            axes.text(
+                (least * full) ** 0.5, row, "fewer digits", ha="center", va="center", fontsize=9
+            )
         axes.text(
             1.0, row, f"{count:,} numbers a power of two", ha="center", va="center", fontsize=9
         )
@@ -158,9 +167,25 @@ def draw_outliers(
 SIZE = 16  # cells along each side of a drawn matrix
 # by recipe: format; blocks (rows, columns) in drawn cells of activations and of weights; what it says
 RECIPES = {
-    "DeepSeek-V3": ("E4M3", (1, 8), (8, 8), "1 x 128", "128 x 128", "to fp32 every 128"),
+    "Per tensor": (
+        "E4M3",
+        (16, 16),
+        (16, 16),
+        "all of it",
+        "all of it",
+        "in the tensor core",
+    ),
+    "Per row": ("E4M3", (1, 16), (1, 16), "a row", "a row", "in the tensor core"),
+    "DeepSeek-V3": ("E4M3", (1, 8), (8, 8), "1 x 128", "128 x 128", "moved to fp32 every 128"),
     "MXFP8": ("E4M3", (1, 4), (1, 4), "1 x 32", "1 x 32", "in the tensor core"),
-    "NVFP4": ("E2M1, g by chance", (1, 2), (2, 2), "1 x 16", "16 x 16", "in the tensor core"),
+    "NVFP4": (
+        "E2M1, g by chance, gᵀ and x, rotated",
+        (1, 2),
+        (2, 2),
+        "1 x 16",
+        "16 x 16",
+        "in the tensor core",
+    ),
 }
 PRODUCTS = {  # title: the two factors, whether each is a weight, and the dimension that is summed
     "forward:  y = x wᵀ": (("x", False), ("wᵀ", True), "inputs"),
@@ -176,7 +201,7 @@ def draw_products(*, title: str) -> Figure:
         title: of the figure.
     """
     with course_style():
-        figure = Figure(figsize=(10, 6.2), layout="constrained")
+        figure = Figure(figsize=(10, 9.6), layout="constrained")
         grid = figure.subplots(len(RECIPES), len(PRODUCTS))
         for row, name in enumerate(RECIPES):
             for axes, (product, (left, right, along)) in zip(
@@ -186,8 +211,10 @@ def draw_products(*, title: str) -> Figure:
                 if row == 0:
                     axes.set_title(product, fontsize=12, loc="center")
             label = f"{name}\n{RECIPES[name][0].replace(', ', chr(10))}"
-            grid[row][0].text(-15, SIZE / 2, label, ha="left", va="center", fontsize=10)
+            grid[row][0].text(-14, SIZE / 2, label, ha="left", va="center", fontsize=10)
         figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=13)
+        key = "orange: of the tokens; blue: weights; a tile of one shade: numbers that share a scale; arrows: along the sum"
+        figure.supxlabel(key, fontsize=9.5, x=0.01, ha="left")
     return figure
 
 
@@ -199,7 +226,8 @@ def _draw_product(
         block, said = (weight, large) if is_weight else (activation, small)
         rows, columns = block[::-1] if turned else block
         _draw_matrix(axes, place, (rows, columns), BLUE if is_weight else ORANGE)
-        said = " x ".join(said.split(" x ")[::-1]) if turned else said
+        if turned:
+            said = "a column" if said == "a row" else " x ".join(said.split(" x ")[::-1])
         axes.text(
             place + SIZE / 2,
             -1.6,
@@ -214,7 +242,7 @@ def _draw_product(
         "", (2 * SIZE + 6.2, 0), (2 * SIZE + 6.2, SIZE), arrowprops={"arrowstyle": "->", "lw": 1}
     )
     axes.text(
-        SIZE + 2.5, SIZE + 2.8, f"sum over {along}: {added}", ha="center", va="center", fontsize=8.5
+        SIZE + 2.5, SIZE + 2.8, f"sum over {along}, {added}", ha="center", va="center", fontsize=8.5
     )
     axes.set_xlim(-0.5, 2 * SIZE + 8)
     axes.set_ylim(-2.6, SIZE + 4)
@@ -232,32 +260,44 @@ def _draw_matrix(axes: Axes, place: float, block: tuple[int, int], color: str) -
     axes.add_patch(Rectangle((place, 0), SIZE, SIZE, fill=False, lw=1))
 
 
-def draw_gains(gains: Mapping[str, tuple[float, str]], *, title: str) -> Figure:
-    """Bars of how many percent more tokens a second fewer bits give.
+GROUP_COLORS = {
+    ("bf16", "8 bits"): (BLUE, ""),
+    ("bf16", "4 bits"): (ORANGE, "//"),
+    ("8 bits", "4 bits"): (BROWN, ".."),
+}
+
+
+def draw_gains(gains: Sequence[Gain], *, title: str) -> Figure:
+    """Bars of how many percent more tokens a second fewer bits give, a group of formats a block.
 
     Args:
-        gains: by case, the gain as a share and the kind of the number: "published" or "predicted".
+        gains: pairs, those of a group side by side.
         title: of the figure.
     """
+    rows = [float(row) for row in range(len(gains))]
+    for index, (last, gain) in enumerate(pairwise(gains), 1):
+        if (last.before, last.after) != (gain.before, gain.after):
+            rows[index:] = [row + 0.9 for row in rows[index:]]
     with course_style():
-        figure = Figure(figsize=(10, 0.9 + 0.42 * len(gains)), layout="constrained")
+        figure = Figure(figsize=(10, 1.1 + 0.36 * (rows[-1] + 1)), layout="constrained")
         axes = figure.add_subplot()
-        for row, (share, kind) in enumerate(gains.values()):
-            told = kind == "published"
-            axes.barh(
-                row,
-                100 * share,
-                facecolor=BLUE if told else "white",
-                edgecolor="black",
-                hatch="" if told else "///",
-            )
-            axes.text(100 * share + 0.8, row, f"+{share:.0%} {kind}", va="center", fontsize=10)
-        axes.set_yticks(range(len(gains)), list(gains))
+        for row, gain in zip(rows, gains, strict=True):
+            color, hatch = GROUP_COLORS[gain.before, gain.after]
+            axes.barh(row, 100 * gain.share, facecolor=color, edgecolor="black", hatch=hatch)
+            axes.text(100 * gain.share + 0.8, row, f"+{gain.share:.0%}", va="center", fontsize=10)
+        axes.set_yticks(rows, [gain.case for gain in gains])
         axes.invert_yaxis()
-        axes.set_xlim(0, 100 * max(share for share, _ in gains.values()) + 24)
-        axes.set_xlabel("more tokens a second and GPU, %")
+        axes.set_xlim(0, 100 * max(gain.share for gain in gains) + 12)
+        axes.set_xlabel("more tokens a second per GPU, %")
+        kinds = {(gain.before, gain.after) for gain in gains}
+        for (before, after), (color, hatch) in GROUP_COLORS.items():
+            if (before, after) in kinds:
+                label = f"{before} → {after}"
+                axes.bar(0, 0, facecolor=color, edgecolor="black", hatch=hatch, label=label)
+        axes.legend(loc="lower right")
         figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=13)
         axes.grid(visible=False, axis="y")
+        print_evidence(figure, [Evidence.PUBLISHED])
     return figure
 
 

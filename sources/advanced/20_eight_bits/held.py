@@ -1,10 +1,10 @@
-"""What is held, sent and gained: bytes of a SwiGLU, a gather on ranks, a planned step, published pairs."""
+"""What is held, sent and gained: bytes of a SwiGLU, a gather on ranks, published pairs and planned ones."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,20 +15,18 @@ from torch import Tensor
 from evidence.validation import torchtitan
 from evidence.validation.tables import table
 from utils.checked import check_public
-from utils.planner import Batch, Cluster, Estimate, Plan, estimate
+from utils.planner import Batch, Cluster
 from utils.traffic import traffic
-from utils.units import GIB
 
 __all__ = [
+    "Gain",
     "compiled_fsdp",
     "gathered_on_rank",
     "kept_by_swiglu",
-    "parts",
-    "planned",
     "published_gains",
 ]
 
-SHOWN_GIB = 0.25  # smaller parts stay out of the table
+GROUPS = [("bf16", "8 bits"), ("bf16", "4 bits"), ("8 bits", "4 bits")]
 
 
 def kept_by_swiglu(
@@ -80,47 +78,63 @@ def gathered_on_rank(gather: Callable[[Tensor], Tensor], whole: Tensor) -> tuple
     return found, sent.payload_bytes
 
 
-def planned(gpu: str, precision: str) -> Estimate:
-    """The planner's step of Llama 3 8B on eight GPUs: ZeRO-1, nothing recomputed.
+@dataclass(frozen=True)
+class Gain:
+    """Two published runs of one model, layout and cluster, and the bits of their products.
 
-    128 sequences of 8,192 tokens a step, one at a time on a GPU, as Megatron-Bridge trains.
+    Attributes:
+        case: Model, number of GPUs, recipe and source.
+        before, after: Formats of the products: "bf16", "8 bits", "4 bits".
+        tokens_before, tokens_after: Tokens a second and GPU; 1 and a ratio where no more was published.
+        gpu: By its name in the catalog, or torchtitan's own, where `compiled_fsdp` plans the run; else empty.
+        micro_batch: Sequences of 8,192 tokens at a time on a GPU, where `gpu` is given.
     """
-    plan = Plan(dp=8, zero_stage=1, precision=precision, framework="megatron-bridge", loss="fused")
+
+    case: str
+    before: str
+    after: str
+    tokens_before: float
+    tokens_after: float
+    gpu: str
+    micro_batch: int
+
+    @property
+    def share(self) -> float:
+        """How many more tokens a second, as a share."""
+        return self.tokens_after / self.tokens_before - 1
+
+
+def compiled_fsdp(gain: Gain, precision: str) -> float:
+    """Predicted tokens a second and GPU of a run of torchtitan's: compiled, eight GPUs, FSDP, 8B.
+
+    Raises:
+        ValueError: the pair names no GPU of the catalog.
+    """
+    if not gain.gpu:
+        raise ValueError(f"{gain.case} is no run of eight GPUs by FSDP: nothing plans it here.")
+    model, theirs, plan, _ = torchtitan.setup(table("torchtitan")[1])
+    gpu = theirs.device if gain.gpu == theirs.device.name else gain.gpu  # their H100 is no other's
     cluster = Cluster(gpu=gpu, nodes=1, gpus_per_node=8)
-    return estimate("llama-3-8b", cluster, plan, Batch(sequences=128, sequence_length=8192))
+    batch = Batch(sequences=8 * gain.micro_batch, sequence_length=8192)
+    plan = replace(plan, precision=precision, micro_batch=gain.micro_batch)
+    return batch.tokens / cluster.gpus / torchtitan.seconds(model, cluster, plan, batch)
 
 
-def parts(found: Estimate) -> dict[str, str]:
-    """Memory at the peak and seconds of a planned step, part by part."""
-    sizes = {str(part): size / GIB for part, size in found.peak.bytes_by_category.items()}
-    sizes["all"] = sum(sizes.values())
-    told = {part: f"{size:.1f} GiB" for part, size in sizes.items() if size > SHOWN_GIB}
-    time = found.time
-    seconds = {"products": time.matmul, "other kernels": time.memory}
-    seconds["sends, launches, optimizer"] = time.total - time.matmul - time.memory
-    seconds["step"] = time.total
-    return told | {part: f"{each:.2f} s" for part, each in seconds.items()}
-
-
-def compiled_fsdp(precision: str) -> float:
-    """Predicted tokens a second and GPU of torchtitan's compiled row: 8B, 8 H100, FSDP."""
-    row = table("torchtitan")[1]
-    model, cluster, plan, batch = torchtitan.setup(row)
-    seconds = torchtitan.seconds(model, cluster, replace(plan, precision=precision), batch)
-    return batch.tokens / cluster.gpus / seconds
-
-
-def published_gains() -> dict[str, float]:
-    """By case, how many more tokens a second fewer bits gave, as a share: pairs of one layout."""
-    before, after = (float(row["tps_per_gpu"]) for row in table("torchtitan")[1:3])
-    found = {"8B, 8 H100 (torchtitan): bf16 to FP8": after / before - 1}
-    with open(
-        Path(__file__).with_name("published_gains.csv"), newline="", encoding="utf-8"
-    ) as file:
-        for row in csv.DictReader(line for line in file if not line.startswith("#")):
-            gain = float(row["tokens_after"]) / float(row["tokens_before"]) - 1
-            found[f"{row['case']}: {row['from']} to {row['to']}"] = gain
-    return found
+def published_gains() -> list[Gain]:
+    """Pairs that differ in the bits of their products alone, by group and the largest gain first."""
+    place = Path(__file__).with_name("published_gains.csv")
+    with open(place, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    numbers = ("tokens_before", "tokens_after")
+    gains = [
+        Gain(
+            **row
+            | {key: float(row[key]) for key in numbers}
+            | {"micro_batch": int(row["micro_batch"])}
+        )
+        for row in rows
+    ]
+    return sorted(gains, key=lambda gain: (GROUPS.index((gain.before, gain.after)), -gain.share))
 
 
 check_public(globals())

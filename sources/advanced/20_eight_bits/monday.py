@@ -85,6 +85,75 @@ def block_2(text: str) -> None:
     assert all(torch.equal(a, b) for a, b in pairs), "a model not converted loads them"
 
 
+def block_3(text: str) -> None:
+    """Each linear layer of a block is exchanged with its weights; the last blocks stay in 16 bits.
+
+    Transformer Engine needs a GPU: a stand-in with its names notes whether a recipe is on.
+    """
+    assert "NVFP4BlockScaling" in text and '"cuda"' in text, "the page names both"
+    batch = {"input_ids": torch.randint(64, (2, 32))}
+    batch["labels"] = batch["input_ids"]
+    for wide in (0, 1):
+        model, plain = small_llama(), small_llama()
+        blocks, before = model.model.layers, [p.clone() for p in plain.parameters()]
+        cpu = text.replace("MXFP8BlockScaling(), 0", f"MXFP8BlockScaling(), {wide}")
+        with _transformer_engine() as seen:
+            names = {"model": model, "blocks": blocks, "data": [batch]}
+            made = run_block(cpu.replace('"cuda"', '"cpu"'), **names)
+        linears = sum(isinstance(part, nn.Linear) for part in model.model.modules())
+        assert len(seen) == linears == 14, f"{len(seen)} of {linears} layers take the recipe"
+        assert seen == [True] * (14 - 7 * wide) + [False] * 7 * wide, f"the last {wide} in 16 bits"
+        assert type(model.lm_head) is nn.Linear, "the head stays"
+        assert abs(made["loss"].item() - plain(**batch).loss.item()) < 0.05, "the same weights"
+        pairs = zip(before, model.parameters(), strict=True)
+        assert all(not torch.equal(a, b) for a, b in pairs), "every parameter took the step"
+
+
+@contextmanager
+def _transformer_engine() -> Iterator[list[bool]]:
+    """Stand-ins for what the block imports; what comes out is whether each layer's forward had a recipe."""
+    seen: list[bool] = []
+    on: list[bool] = [False]
+
+    class Linear(nn.Linear):
+        """Notes whether a recipe is on."""
+
+        def __init__(self, inputs: int, outputs: int, *, params_dtype: Any, **like: Any) -> None:
+            super().__init__(inputs, outputs, dtype=params_dtype, **like)
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            """(..., inputs) -> (..., outputs)."""
+            seen.append(on[-1])
+            return super().forward(input)
+
+    @contextmanager
+    def autocast(enabled: bool, recipe: Any = None) -> Iterator[None]:
+        assert recipe == "MXFP8" or not enabled
+        on.append(enabled)
+        yield
+        on.pop()
+
+    names: dict[str, Any] = {
+        name: ModuleType(name)
+        for name in (
+            "transformer_engine",
+            "transformer_engine.pytorch",
+            "transformer_engine.common",
+            "transformer_engine.common.recipe",
+        )
+    }
+    names["transformer_engine"].pytorch = names["transformer_engine.pytorch"]
+    names["transformer_engine.pytorch"].Linear = Linear
+    names["transformer_engine.pytorch"].autocast = autocast
+    names["transformer_engine.common.recipe"].MXFP8BlockScaling = lambda: "MXFP8"
+    sys.modules.update(names)
+    try:
+        yield seen
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
 class Float8Tensors(nn.Linear):
     """What stands in for torchao's layer: rounds input and weight, a scale a tensor."""
 

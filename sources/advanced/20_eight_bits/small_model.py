@@ -62,17 +62,18 @@ def _trained() -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def fresh(product: Product | None = None, planted: float = 1.0) -> Transformer:
+def fresh(product: Product | None = None, planted: float = 1.0, only: str = "") -> Transformer:
     """The model after 40 steps in fp32, its blocks' matrices multiplied by `product`.
 
     Args:
         product: x (tokens, inputs) and w (outputs, inputs) to (tokens, outputs); None for fp32's.
         planted: factor of an outlier channel, see `plant`.
+        only: the layers that take `product`, by the end of their names; all of them where it is empty.
     """
     model = Transformer(CONFIG)
     model.load_state_dict(_trained())
     plant(model, planted)
-    return model if product is None else _with_products(model, product)
+    return model if product is None else _with_products(model, product, only)
 
 
 @torch.no_grad()
@@ -100,11 +101,11 @@ class EightBitLinear(nn.Module):
         return self.product(x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
-def _with_products(model: Transformer, product: Product) -> Transformer:
-    """The same model; each linear layer of its blocks multiplies by `product`. The head stays."""
+def _with_products(model: Transformer, product: Product, only: str) -> Transformer:
+    """The same model; linear layers of its blocks multiply by `product`. The head stays."""
     for block in model.blocks.children():
         for name, layer in list(block.named_modules()):
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear) and name.endswith(only):
                 home, _, own = name.rpartition(".")
                 setattr(block.get_submodule(home), own, EightBitLinear(layer, product))
     return model
