@@ -38,6 +38,9 @@ def block_1(text: str) -> None:
         assert run_ranks(_past_damage, 2, text, folder)[0] == STEPS, (
             "the save before the damaged one"
         )
+        (aside,) = folder.glob("aside-*")  # else it would count among the last two that stay
+        (stays,) = folder.glob("*.step-*")
+        assert stays.name.endswith(f"-{STEPS}"), f"{stays.name} stays beside {aside.name}"
         for keep in range(1, 7):
             kept = run_ranks(_kept, 2, text, folder / f"keep-{keep}", keep, 100)[0]
             assert kept == list(range(SAVES - keep + 1, SAVES + 1)), f"keep={keep} leaves {kept}"
