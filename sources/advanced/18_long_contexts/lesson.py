@@ -535,7 +535,7 @@ for line, tokens in VERDICT:
 
 # %% [markdown]
 # **Read it.** At 128k and 256k you need no ring: each GPU trains on its own sequence. But its checkpoints fill 392 GiB of the host at
-# 256k, and a step takes 210 s. At 512k nothing is left above a margin of 8%, and a ring of eight takes 60 GiB. At 1M the ring needs
+# 256k, and a step takes 210 s. At 512k that fits with half the margin only; a ring of eight takes 60 GiB. At 1M the ring needs
 # the host, too, or 16 GPUs. At best it costs no speed; slowed as torchtitan's runs, it loses up to a little over half. ALST keeps
 # more on the host: 500k tokens of an 8B on one H100 (published).
 #
