@@ -25,9 +25,10 @@ from utils.simulation.extrapolate import extrapolate
 
 __all__ = ["CURES", "Reader", "of_one_rank", "token_flop"]
 
-CURES = ("chunked loss", "checkpointing", "offload")
+CURES = ("chunked loss", "checkpointing", "offload", "tiled MLP")
 RANKS = 8
 CHUNK_TOKENS = 1024
+TILE_TOKENS = 8192
 FROM_LAYERS = (2, 3, 4)
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -46,6 +47,9 @@ class Reader(nn.Module):
         self.norm, self.head = self.body.norm, self.body.head
         self.body.norm = self.body.head = None
         self.cures = cures
+        if "tiled MLP" in cures:
+            for block in self.body.blocks:
+                block.feedforward.forward = functools.partial(tiled, block.feedforward.forward)
         if "checkpointing" in cures:
             for block in self.body.blocks:
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
@@ -69,6 +73,12 @@ def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     parts = zip(hidden.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
     sums = [checkpoint(_summed, x, weight, y, use_reentrant=False) for x, y in parts]
     return torch.stack(sums).sum() / len(targets)  # pyright: ignore[reportArgumentType]
+
+
+def tiled(forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """An MLP's forward of (B, S, H), some tokens at a time, each part computed again in backward."""
+    parts = hidden.split(TILE_TOKENS, 1)
+    return torch.cat([checkpoint(forward, part, use_reentrant=False) for part in parts], 1)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _summed(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

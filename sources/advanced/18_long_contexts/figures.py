@@ -1,4 +1,4 @@
-"""Pictures of lesson 18: peaks over the length, and who works and who waits around a ring."""
+"""Pictures of lesson 18: bytes over the length, who works and who waits around a ring, what hides behind what."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.views.style import course_style, empty_figure, print_evidence
 
 from .rounds import round_ends
 
-__all__ = ["draw_growth", "draw_rounds"]
+__all__ = ["draw_growth", "draw_overlap", "draw_rounds"]
 
 # Colour, marker and line of each curve: they differ in grey, too.
 _LOOKS = [
@@ -25,66 +25,64 @@ _LOOKS = [
     ("#832db6", "D", "-"),
     ("#3f90da", "o", "--"),
     ("#4d4d4d", "P", "-"),
+    ("#a96b59", "X", ":"),
+    ("#3b7a3b", "*", "-."),
 ]
 
 
 def draw_growth(
-    peaks: Mapping[str, Mapping[int, int]],
     reserved: Mapping[str, Mapping[int, int]],
     *,
     room_bytes: int,
     above: float,
-    told_at: int,
+    told: Mapping[str, tuple[str | int, ...]],
     title: str,
     device: str,
 ) -> Figure:
-    """Peaks over the length of the sequence, both in powers of two, and what a GPU has.
+    """What steps reserve, with a margin, over the length of the sequence, both in powers of two, and what a GPU has.
 
     Args:
-        peaks: by curve, bytes by tokens.
-        reserved: the same, as the caching allocator reserves them.
+        reserved: by curve, bytes by tokens.
         room_bytes: of the GPU.
-        above: how far a band reaches over the reserved bytes of each curve that can fit, as a part of them.
-        told_at: the length at which the peaks are written out.
+        above: the margin, as a part of the reserved bytes.
+        told: by curve, "above" or "below", and the lengths at which its height is written there.
         title, device: what stands above, and whose numbers they are.
     """
     with course_style():
-        figure, axes = empty_figure(9.5, 5.4)
-        lengths = sorted({n for curve in peaks.values() for n in curve})
+        figure, axes = empty_figure(9.5, 6.0)
+        lengths = sorted({n for curve in reserved.values() for n in curve})
         if len(lengths) < 2:
-            raise ValueError("peaks needs curves of two lengths or more.")
-        for (name, curve), (color, marker, line) in zip(peaks.items(), _LOOKS, strict=False):
-            heights = [curve[n] / GIB for n in lengths]
-            axes.plot(lengths, heights, color=color, marker=marker, ls=line, label=name)
-            if curve[told_at] < 2 * room_bytes:
-                tops = [reserved[name][n] / GIB * (1 + above) for n in lengths]
-                axes.fill_between(lengths, heights, tops, color=color, alpha=0.25, lw=0)
-            below = curve[told_at] < room_bytes
-            digits = 1 if curve[told_at] < 2 * room_bytes else 0
-            axes.annotate(f"{curve[told_at] / GIB:.{digits}f}", (told_at, curve[told_at] / GIB),
-                          (6, -13 if below else -4), textcoords="offset points", fontsize=10)  # fmt: skip
-        room = room_bytes / GIB
+            raise ValueError("reserved needs curves of two lengths or more.")
+        room, top = room_bytes / GIB, 2100.0
+        axes.axhspan(room, top, color="#eeeeee", zorder=0)
         axes.axhline(room, color="black", lw=1, ls=":")
-        axes.text(1.12 * lengths[-1], room, f"{room:.0f} GiB:\nthe GPU", va="center", fontsize=10)
+        for place, (name, curve) in enumerate(reserved.items()):
+            color, marker, line = _LOOKS[place]
+            heights = {n: (1 + above) * curve[n] / GIB for n in lengths}
+            axes.plot(lengths, list(heights.values()), color=color, marker=marker, ls=line, label=name)  # fmt: skip
+            side, *places = told[name]
+            _tell(axes, {n: heights[n] for n in places}, below=side == "below")  # pyright: ignore[reportArgumentType]
+        about = f"{room:.0f} GiB: the GPU.\nAbove, a step\ndoes not fit"
+        axes.text(1.15 * lengths[-1], room, about, va="bottom", fontsize=10)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(lengths, [_tokens(n) for n in lengths])
-        ticks = [2**power for power in range(4, 11)]
+        ticks = [2**power for power in range(4, 12)]
         axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-        axes.set_xlim(0.8 * lengths[0], 2.1 * lengths[-1])
-        axes.set_ylim(15, 1300)
-        about = "tokens of the sequence (one a GPU; over a ring one in all)"
-        axes.set(xlabel=about, ylabel="peak of one rank (GiB)", title=title)
-        handles, names = axes.get_legend_handles_labels()
-        order = sorted(range(len(names)), key=lambda i: -peaks[names[i]][lengths[-1]])
-        shown = [handles[i] for i in order] + [Patch(color="#888888", alpha=0.4)]
-        axes.legend(
-            shown,
-            [*(names[i] for i in order), f"to reserved + {above:.0%}"],
-            fontsize=10,
-        )
+        axes.set_xlim(0.8 * lengths[0], 2.9 * lengths[-1])
+        axes.set_ylim(20, top)
+        about = "tokens of the sequence (without a ring one a GPU; over a ring one in all)"
+        axes.set(xlabel=about, ylabel=f"reserved by one GPU, + {above:.0%} (GiB)", title=title)
+        figure.legend(loc="outside lower left", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.SIMULATED], [device])
     return figure
+
+
+def _tell(axes: Axes, told: Mapping[int, float], *, below: bool) -> None:
+    """Write heights beside their points: left and above, or right and below."""
+    beside = {"xytext": (5, -13), "ha": "left"} if below else {"xytext": (-6, 4), "ha": "right"}
+    for tokens, height in told.items():
+        axes.annotate(f"{height:,.0f}", (tokens, height), textcoords="offset points", fontsize=10, **beside)  # fmt: skip
 
 
 def _tokens(count: int) -> str:
@@ -126,7 +124,7 @@ def draw_rounds(pairs: Mapping[str, Sequence[Sequence[int]]], *, piece: int, tit
         axes.grid(False, axis="y")
         about = f"work, in squares of the picture above ({piece} queries by {piece} keys)"
         axes.set(xlabel=about, title=title)
-        shown = [Patch(color="#3f90da", label="attention to the keys of a rank"),
+        shown = [Patch(color="#3f90da", label="attention to these keys and values"),
                  Patch(facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="..", label="waits"),
                  Line2D([], [], color="black", ls="--", lw=1, label="a round ends")]  # fmt: skip
         figure.legend(handles=shown, loc="outside lower left", ncols=3, fontsize=10)
@@ -136,7 +134,73 @@ def draw_rounds(pairs: Mapping[str, Sequence[Sequence[int]]], *, piece: int, tit
 
 def _draw_work(axes: Axes, row: float, begin: float, work: float, source: int) -> None:
     axes.barh(row, work, left=begin, height=0.8, color="#3f90da", edgecolor="white")
-    axes.text(begin + work / 2, row, f"keys {source}", ha="center", va="center", fontsize=10, color="white")  # fmt: skip
+    axes.text(begin + work / 2, row, f"rank {source}'s keys", ha="center", va="center", fontsize=10, color="white")  # fmt: skip
+
+
+Round = tuple[float, ...]
+
+
+def draw_overlap(rounds: Mapping[str, Mapping[int, Round]], *, here: int, title: str) -> Figure:
+    """A round's computation beside its messages over the tokens of a rank, forward and backward, and where they cross.
+
+    Args:
+        rounds: by link and tokens of a rank, seconds of a round: computation and message, forward, then backward.
+        here: tokens of a rank in the lesson's run.
+        title: what stands above.
+    """
+    with course_style():
+        figure = Figure(figsize=(9.5, 4.8), layout="constrained")
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        panels = dict(zip(("forward", "backward"), figure.subplots(1, 2, sharey=True), strict=True))
+        for first, (name, axes) in zip((0, 2), panels.items(), strict=True):
+            tokens = [*next(iter(rounds.values()))]
+            for place, (where, found) in enumerate(rounds.items()):
+                _draw_messages(
+                    axes, place, where, [found[c][first : first + 2] for c in tokens], tokens
+                )
+            axes.axvline(here, color="#777777", lw=1, ls=":")
+            axes.text(
+                0.9 * here,
+                0.03,
+                "128k over\neight GPUs",
+                ha="right",
+                fontsize=10,
+                transform=axes.get_xaxis_transform(),
+            )
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_yticks(ticks := [0.001, 0.01, 0.1, 1, 10, 100], [f"{tick:g}" for tick in ticks])  # fmt: skip
+            axes.set_xticks(
+                tokens[::2], [f"{c:,}" if c < 1024 else f"{c // 1024}k" for c in tokens[::2]]
+            )
+            axes.set(xlabel="tokens of a rank", title=f"{name}: hidden right of a crossing")
+        panels["forward"].set_ylabel("time of a round (ms)")
+        handles, names = panels["forward"].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower left", ncols=3, fontsize=10)
+        print_evidence(figure, [Evidence.PREDICTED])
+    return figure
+
+
+def _draw_messages(
+    axes: Axes, place: int, where: str, found: Sequence[tuple[float, ...]], tokens: Sequence[int]
+) -> None:
+    """A link's messages beside the attention of the same rounds, and the tokens from which they hide."""
+    color, line = (("#3f90da", "--"), ("#bd1f01", "-."))[place]
+    works, messages = ([1e3 * seconds for seconds in each] for each in zip(*found, strict=True))
+    if place == 0:
+        axes.plot(tokens, works, color="black", label="attention of a round")
+    axes.plot(tokens, messages, color=color, ls=line, label=f"its messages over {where}")
+    crossing = tokens[0] * messages[0] / works[0]  # work grows with the square of the tokens
+    height = messages[0] * crossing / tokens[0]
+    axes.plot([crossing], [height], "o", color=color)
+    axes.annotate(
+        f"{crossing:,.0f}",
+        (crossing, height),
+        (-7, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=10,
+    )
 
 
 check_public(globals())

@@ -89,7 +89,9 @@ def _draw_rounds(axes: Axes) -> None:
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_title("zigzag: keys and values move on, queries stay; right of rank 3 is rank 0")
+    axes.set_title(
+        "zigzag, numbers are pieces: keys and values move on, queries stay; right of rank 3 is rank 0"
+    )
 
 
 def _draw_way_home(axes: Axes) -> None:
@@ -102,7 +104,7 @@ def _draw_way_home(axes: Axes) -> None:
         axes.add_patch(Rectangle((x, y), wide, high, facecolor=color, hatch=hatch, edgecolor="white"))  # fmt: skip
         axes.add_patch(Rectangle((x, y), wide, high, fill=False, edgecolor="#555555"))
         home = turn == RANKS
-        terms = f"all {RANKS} terms" if home else f"{turn + 1} term{'s' * (turn > 0)}"
+        terms = f"home: all {RANKS} terms" if home else f"{turn + 1} term{'s' * (turn > 0)}"
         axes.text(turn, 0, f"gradient of {keys}\n{terms}", ha="center", va="center", fontsize=9.5, bbox=_PLATE)  # fmt: skip
         if not home:
             _arrow(axes, (turn + wide / 2, 0), (turn + 1 - wide / 2, 0))
@@ -114,7 +116,9 @@ def _draw_way_home(axes: Axes) -> None:
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_title(f"backward: the gradient of keys {keys} travels with them, and moves once more")
+    axes.set_title(
+        f"backward: the gradient of the keys of pieces {keys} travels with them, and moves once more"
+    )
 
 
 def _seen(rank: int, source: int) -> str:
@@ -129,7 +133,7 @@ def _seen(rank: int, source: int) -> str:
 def draw_exchange() -> Figure:
     """Ulysses: tokens by heads, who holds each part before and while it attends; in a square, who sends to whom."""
     with course_style():
-        figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+        figure = Figure(figsize=(10.5, 4.9), layout="constrained")
         before, middle, after = figure.subplots(1, 3, width_ratios=(3, 1, 3))
         for token in range(RANKS):
             for head in range(RANKS):
@@ -148,10 +152,13 @@ def draw_exchange() -> Figure:
         pairs = [f"{2 * part}, {2 * part + 1}" for part in range(RANKS)]
         before.set_yticks(middles, [f"{pair}: rank {r}" for r, pair in enumerate(pairs)])
         after.set_yticks(middles, pairs)
-        before.set_xticks(middles, [f"head {head}" for head in range(RANKS)])
-        after.set_xticks(middles, [f"head {head}:\nrank {head}" for head in range(RANKS)])
-        before.set(title="before: a rank's tokens, all heads", ylabel="pieces of the sequence")
-        after.set(title="attending: all tokens, its heads")
+        named = [f"query {head},\nkey {head // 2}" for head in range(RANKS)]
+        before.set_xticks(middles, named)
+        after.set_xticks(middles, [f"{name}:\nrank {rank}" for rank, name in enumerate(named)])
+        before.set(title="before: a row is a rank", ylabel="pieces of the sequence")
+        after.set(title="attending: a column is a rank", ylabel="pieces of the sequence")
+        for axes in (before, after):
+            axes.set_xlabel("heads (two key heads, copied)")
         middle.axis("off")
         middle.set(xlim=(0, 1), ylim=(0, 1))
         for height, ends, told in ((0.62, (0, 1), "all-to-all\nof q, k, v"), (0.32, (1, 0), "all-to-all\nof the output")):  # fmt: skip

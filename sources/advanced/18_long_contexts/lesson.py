@@ -11,11 +11,12 @@
 #
 # {{badges}}
 #
-# **The question.** A 7B model must train on sequences of 128k tokens, and longer. How do GPUs share one sequence?
+# **The question.** A 7B model must train on sequences of 512k tokens, and longer. How do GPUs share one sequence (*context
+# parallelism*, CP), and from what length on must they?
 #
-# **Promise.** You add softmax up in blocks, pass keys around a ring of four ranks, and get one process's gradients.
-# At 128k tokens, chunked loss and checkpoints cut a 7B's peak from 935 GiB a GPU to 74, too much for its 80 GB. Eight GPUs
-# that share the sequence need 23 each.
+# **Promise.** You pass keys around a ring of four ranks, and get one process's gradients. At 256k tokens a GPU of 80 GB still trains
+# a 7B on a sequence of its own, if checkpoints wait on the host and the MLP is tiled: 60 GiB with a margin. At 512k this takes 83,
+# too much. Eight GPUs that share the sequence take 60 each.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -43,12 +44,12 @@ from utils import Transformer, TransformerConfig, check, measure, model_shape, r
 from utils.catalog import link
 from utils.simulation.devices import simulated_device
 from utils.lessons.lesson_18.at_size import of_one_rank, token_flop
-from utils.lessons.lesson_18.compare import apart, gathered, merged_error, sent_bytes
-from utils.lessons.lesson_18.figures import draw_growth, draw_rounds
+from utils.lessons.lesson_18.compare import apart, gathered, gradient_error, merged_error, sent_bytes
+from utils.lessons.lesson_18.figures import draw_growth, draw_overlap, draw_rounds
 from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
-from utils.lessons.lesson_18.pieces import attend_piece, piece_gradients
-from utils.lessons.lesson_18.published import LLAMA_3_FLOPS, nvidia_tflops, torchtitan_rows
-from utils.lessons.lesson_18.records.growth import DRAWN, LINES, RANKS as GPUS, VERDICT, fits, is_the_same, recorded, ring_of
+from utils.lessons.lesson_18.pieces import attend_piece as kernel, piece_gradients as kernel_backward
+from utils.lessons.lesson_18.published import LLAMA_3_FLOPS, torchtitan_runs
+from utils.lessons.lesson_18.records.growth import DRAWN, LINES, RANKS as GPUS, TOLD, VERDICT, fits, is_the_same, on_host_bytes, recorded, ring_of
 from utils.lessons.lesson_18.refusals import check_heads, check_length
 from utils.lessons.lesson_18.rounds import pairs_of, round_ends
 from utils.lessons.lesson_18.volumes import told_megabytes
@@ -56,44 +57,52 @@ from utils.lessons.lesson_18.volumes import told_megabytes
 # %% [markdown]
 # ## 1. Where the bytes go
 #
-# Qwen2.5-7B trains on eight H100s with flash attention; FSDP2 shards its states. Each GPU has its own sequence; in the last line
-# the eight share one. *Both* is chunked loss and checkpoints. Bands end 16% above what the caching allocator reserves: so far
-# above its simulation a published run lies (section 5). New words: [glossary](../00_glossary.ipynb).
+# Eight H100s would train Qwen2.5-7B with flash attention, states sharded by FSDP2. The picture has what the caching allocator
+# reserves in the simulator, and a margin of 16%: a published run lay that far above its simulation (section 5). Around a ring the
+# eight GPUs share one sequence; else each has its own. *Both* is chunked loss and checkpoints. A *tiled* MLP takes 8,192
+# tokens at a time, and computes them once more in backward. New words: [glossary](../00_glossary.ipynb).
 
 # %%
-growth, held, room_bytes, ABOVE = recorded(), recorded("reserved_bytes"), simulated_device("H100").usable_bytes, 0.16
-show(draw_growth({name: growth[name] for name in DRAWN}, held, room_bytes=room_bytes, above=ABOVE, told_at=131_072, device="a simulated H100-80GB",
+held, room_bytes, ABOVE = recorded("reserved_bytes"), simulated_device("H100").usable_bytes, 0.16
+show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, above=ABOVE, told=TOLD, device="a simulated H100-80GB",
                  title="Qwen2.5-7B on 8 GPUs: FSDP2, fp32 states, bf16, flash attention"),
-     alt="Peaks over 8k to 1M tokens, doubling as tokens double. At 128k: plain 935 GiB, chunked loss and checkpoints 74.3, these offloaded 53.5, a ring of eight 23.0. With 16% on top of reserved bytes the second does not fit, the others do; at 1M none fits.")
+     alt="What a GPU reserves, and 16% on top, over 8k to 1M tokens, doubling as tokens double. The GPU has 78. At 128k: plain 1,132 GiB, chunked loss and checkpoints 89, these offloaded 68. At 256k offloaded takes 109, with a tiled MLP 60, and a ring of eight 42. At 512k tiled takes 83 and the ring 60. At 1M only the ring with offloaded checkpoints fits, with 67.")
 
 # %% [markdown]
 # **Read it.** Each line doubles with the tokens once it leaves what does not grow: states (10.6 GiB) and gathered weights. With
-# flash attention **memory is linear, and only the work is quadratic**. The column of 128k again, with its parts above 2 GiB:
+# flash attention **memory is linear, and only the work is quadratic**. The peaks at 128k, with their parts above 2 GiB:
 
 # %% jupyter={"source_hidden": true}
-for name, how in LINES.items():
-    if ring_of(name) > 1:  # section 5 has the rings
-        continue
-    found = of_one_rank("qwen2.5-7b", 131_072, *how)
+for name in DRAWN[:5]:  # section 5 has the rings
+    found = of_one_rank("qwen2.5-7b", 131_072, *LINES[name])
     parts = ", ".join(f"{kind} {size / 2**30:.1f}" for kind, size in found.breakdown.items() if size > 2**31)
-    print(f"{name}: peak {found.peak_bytes / 2**30:.1f} GiB (simulated): {parts}")
-    assert is_the_same(found.peak_bytes, growth[name][131_072]), "the picture shows another step than this one"
-for name in ("both", "both, checkpoints offloaded"):
-    print(f"{name}: {held[name][2**17] / 2**30:.1f} GiB reserved (simulated), the GPU has {room_bytes / 2**30:.1f}:", fits(held[name][2**17], room_bytes, ABOVE))
-print(f"28 blocks' inputs: 28 x 131,072 x 3,584 x 2 bytes = {28 * 2**17 * 3584 * 2 / 2**30:.1f} GiB; three fp32 copies of the logits: 131,072 x 152,064 x 12 = {1.5 * 2**20 * 152_064 / 2**30:.1f}")
+    print(f"{name}: peak {found.peak_bytes / 2**30:.1f} GiB, {held[name][131_072] / 2**30:.1f} reserved (simulated): {parts}")
+    assert is_the_same(found.peak_bytes, recorded()[name][131_072]), "the picture shows another step than this one"
+print(f"the GPU has {room_bytes / 2**30:.1f} GiB; 28 blocks' inputs: 28 x 131,072 x 3,584 x 2 bytes = {28 * 2**17 * 3584 * 2 / 2**30:.1f}; three fp32 copies of the logits: 131,072 x 152,064 x 12 = {1.5 * 2**20 * 152_064 / 2**30:.1f}")
 
 # %% [markdown]
 # **Read it.** Without a chunked loss, three fp32 copies of the logits take 222.8 GiB. Without checkpoints
 # ([05](../intermediate/05_checkpointing.ipynb)), all that 28 blocks keep stays. With both, the blocks' inputs are left, 24.5 GiB,
-# and the inside of **one** block while it is recomputed, with its gradients, 34. The peak of 74.3 GiB seems to fit 78.4, but the
-# allocator reserves 77.2, and 8% more does not fit. With the inputs on the host, even 32% more does.
-#
-# Twice the length fits neither way. Here the *tokens* are divided, and with them the work.
+# and the inside of **one** block while it is recomputed, with its gradients, 34. This reserves 77.2 of 78.4 GiB: do not
+# count on what is left. With the inputs on the host 58.7 are reserved. Then most is the MLP's: with that tiled, 256k fits, too.
 #
 # ## 2. Attention in blocks, around a ring
 #
-# Flash attention never stores the quadratic matrix of scores. It reads keys block by block, and keeps for each query the largest
-# score so far, the sum of exponentials, and the output. When a larger score comes, these sums are scaled down.
+# At 512k all this is too much. Context parallelism divides the *tokens*, attention's work, too. (Megatron's *sequence
+# parallelism* divides tokens outside of attention only.) Four ranks hold two of eight *pieces* each: neighbours (*in order*), or
+# one from the front and one from the back (*zigzag*). Queries stay. Keys and values **go around a ring**; from here on *keys* means
+# both. After four *rounds* every rank has met all keys:
+
+# %%
+show(draw_holders(), alt="Causal attention as squares of pieces. In order ranks compute 2, 6, 10 and 14 squares; in zigzag 8 each. Below, zigzag's keys move one rank to the right each round. At the bottom, the gradient of keys 0 and 7 visits ranks 0 to 3, collects a term on each, and moves once more, home to rank 0.")
+
+# %% [markdown]
+# **Read it.** Take the box of round 1 and rank 1. The keys of pieces 0 and 7 came from rank 0. Rank 1 holds 1 and 6: both see 0,
+# neither sees 7.
+#
+# So keys come in blocks, one after the other. Flash attention can do that: it never stores the quadratic matrix of scores. It
+# reads keys block by block, and keeps for each query the largest score so far, the sum of exponentials, and the output. When a
+# larger score comes, these sums are scaled down.
 
 # %%
 def attend_in_blocks(q, k, v, size):
@@ -132,18 +141,11 @@ for name, way, learns in (("at once", attend_at_once, False), ("in blocks of 64"
 
 # %% [markdown]
 # **Read it.** Twice the tokens take four times the memory at once, and twice in blocks. Autograd keeps each block's weights, which
-# is quadratic again. Flash's backward computes them anew from outputs and log-sum-exps: its memory is linear, beside a fixed part.
+# is quadratic again. Flash's backward computes them anew.
 #
-# A block of keys can come from anywhere. Outputs $o_1, o_2$ and log-sum-exps $l_1, l_2$ of two blocks merge to
+# Outputs $o_1, o_2$ and log-sum-exps $l_1, l_2$ of two blocks merge to
 # $$l = \log(e^{l_1} + e^{l_2}), \quad o = e^{l_1 - l}\, o_1 + e^{l_2 - l}\, o_2.$$
-# So each rank keeps its queries, and keys and values **go around a ring**. Four ranks hold two of eight *pieces* each. After four
-# *rounds* every rank has met all keys:
-
-# %%
-show(draw_holders(), alt="Causal attention as squares of pieces. In order ranks compute 2, 6, 10 and 14 squares; in zigzag 8 each. Below, zigzag's keys move one rank to the right each round. At the bottom, the gradient of keys 0 and 7 visits ranks 0 to 3, collects a term on each, and moves once more, home to rank 0.")
-
-# %% [markdown]
-# **Read it.** From rank 0 zigzag's rank 1 gets keys 0 and 7: both its pieces see 0, neither sees 7. `seen` says this for any rank:
+# `places` gives a rank its tokens; `seen` says which of its queries see which keys of another rank:
 
 # %%
 def places(length, zigzag):
@@ -166,8 +168,8 @@ def seen(source, own, zigzag):
 # %%
 def pass_on(x):  # sends to the next rank; call what it returns, to have what came from the one before
     rank, ranks, new = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
+    # On NCCL take dist.batch_isend_irecv for both: begun one by one, two ranks' sends may wait for each other.
     works = [dist.isend(x.contiguous(), (rank + 1) % ranks), dist.irecv(new, (rank - 1) % ranks)]
-
     def arrived():
         for work in works:
             work.wait()
@@ -180,62 +182,62 @@ def merge(out, lse, part, its):
     lse.copy_(both)
 
 # %%
-def ring_forward(q, kv, zigzag, sums=torch.float32, piece=attend_piece):  # this CPU's flash kernel (`pieces.py`)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    out = torch.zeros_like(q, dtype=torch.promote_types(q.dtype, sums))
-    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+def ring_forward(q, kv, zigzag):
+    rank, ranks, sums = dist.get_rank(), dist.get_world_size(), torch.promote_types(q.dtype, torch.float32)
+    out, lse = torch.zeros_like(q, dtype=sums), q.new_full(q.shape[:3], -torch.inf, dtype=sums)
     for step in range(ranks):
         wait = pass_on(kv) if step < ranks - 1 else lambda: None  # on its way while this round is computed
         if todo := seen((rank - step) % ranks, q.shape[2], zigzag):
             rows, columns, triangle = todo
-            merge(out[:, :, rows], lse[:, :, rows], *piece(q[:, :, rows], *kv[..., columns, :], triangle))
+            part, its = kernel(q[:, :, rows], *kv[..., columns, :], triangle)  # flash attention: outputs, log-sum-exps
+            merge(out[:, :, rows], lse[:, :, rows], part, its)
         kv = wait()
     return out.to(q.dtype), lse
 
 
 # %% [markdown]
-# Backward goes around **again**. Each rank kept its own tensors, and $o$ and $l$ of the *whole* sum. `piece_gradients`, the
-# kernel's backward, computes the weights $P = e^{S - l}$ anew. Every rank has a term of the keys' gradient. So the gradient
-# travels with its keys, and moves once more to be home. (On NCCL put both messages into `dist.batch_isend_irecv`.)
+# Backward goes around **again**. Each rank kept its own tensors, and $o$ and $l$ of the *whole* sum. From them the kernel's backward
+# computes the weights $P = e^{S - l}$ anew, and returns its block's terms of the three gradients. Every rank has a term of the
+# keys' gradient. So this gradient travels with its keys, and moves once more to be home.
 
 # %%
 class RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, zigzag, sums):
-        out, lse = ring_forward(q, torch.stack((k, v)), zigzag, sums)
+    def forward(ctx, q, k, v, zigzag):
+        out, lse = ring_forward(q, torch.stack((k, v)), zigzag)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.zigzag, ctx.sums = zigzag, torch.promote_types(q.dtype, sums)
+        ctx.zigzag, ctx.sums = zigzag, lse.dtype
         return out
 
     @staticmethod
     def backward(ctx, gradient):
         q, k, v, out, lse = ctx.saved_tensors
         rank, ranks, kv = dist.get_rank(), dist.get_world_size(), torch.stack((k, v))
-        to_q, to_kv, home = torch.zeros_like(q, dtype=ctx.sums), torch.zeros_like(kv, dtype=ctx.sums), lambda: to_kv
+        to_q, to_kv, came = torch.zeros_like(q, dtype=ctx.sums), torch.zeros_like(kv, dtype=ctx.sums), lambda: to_kv
         for step in range(ranks):
             wait = pass_on(kv) if step < ranks - 1 else lambda: None
             if todo := seen((rank - step) % ranks, q.shape[2], ctx.zigzag):
                 rows, columns, triangle = todo
                 g, own, done, logs = (x[:, :, rows] for x in (gradient, q, out, lse))
-                term, *others = piece_gradients(g, own, *kv[..., columns, :], done, logs, triangle)
+                term, *others = kernel_backward(g, own, *kv[..., columns, :], done, logs, triangle)
                 to_q[:, :, rows] += term
-            to_kv = home()  # sent a round ago
+            to_kv = came()  # the gradient that was sent a round ago: it moved while the kernel ran
             if todo:
                 to_kv[..., columns, :] += torch.stack(others)
-            kv, home = wait(), pass_on(to_kv)
-        return to_q.to(q.dtype), *home().to(k.dtype), None, None
+            kv, came = wait(), pass_on(to_kv)
+        return to_q.to(q.dtype), *came().to(k.dtype), None  # its last move brought it home
 
 
 # %% [markdown]
 # **How much is sent?** $A$ query heads and $K$ key-value heads have width $D$; each of $n$ ranks holds $s/n$ of $s$ tokens. Forward
 # moves keys $n-1$ times; backward moves them $n-1$ times, and their gradients $n$ times:
-# $(3n-2) \cdot 2\,\frac{s}{n} K D$ numbers a rank and layer.
+# $(3n-2) \cdot 2\,\frac{s}{n} K D$ numbers a rank and layer. `apart` compares ranks with one process and counts what they send:
 
 # %%
 RANKS, A, K, D, S = 4, 4, 2, 16, 64
 
-def ring(zigzag, sums=torch.float32):
-    return lambda q, k, v: RingAttention.apply(q, k, v, zigzag, sums)
+def ring(zigzag):
+    return lambda q, k, v: RingAttention.apply(q, k, v, zigzag)
 for zigzag in (False, True):
     found = run_ranks(apart, RANKS, ring(zigzag), functools.partial(places, zigzag=zigzag), A, K, S, D)
     predicted = (3 * RANKS - 2) * 2 * S // RANKS * K * D * 8
@@ -244,27 +246,23 @@ for zigzag in (False, True):
     assert gap < 1e-13 and sent == {predicted}, "fp64 rounds at 1e-16; every piece once, every gradient home"
 
 # %% [markdown]
-# **Read it.** Both layouts equal one process to fp64's rounding. A rank sends $3-2/n$ times all keys and values: $n$ hardly matters.
+# **Read it.** Both layouts equal one process to fp64's rounding. A rank sends $3-2/n$ times all keys: $n$ hardly matters.
 #
-# Training is in bf16. Which type do the sums over rounds need?
+# Training is in bf16, and the ring adds up in fp32. What would sums in bf16 cost?
 
 # %%
-move = 2 * 512 // RANKS * K * D  # keys and values of a rank: so many numbers
-for name, sums, bytes_each in (("bf16", torch.bfloat16, 6 * RANKS - 4), ("fp32", torch.float32, 8 * RANKS - 4)):
-    found = run_ranks(apart, RANKS, ring(True, sums), functools.partial(places, zigzag=True), A, K, 512, D, torch.bfloat16)
-    errors = ", ".join(f"{merged_error(blocks, sums):.2%} after {blocks}" for blocks in (4, 16, 64))
-    print(f"sums in {name}: outputs and gradients {max(rank.relative for rank in found):.2%} from fp64 (measured); a rank sends {found[0].put_in['send']:,} bytes (counted);\n"
-          f"              one process's output, merged from blocks: {errors} (measured)")
-    assert found[0].put_in["send"] == move * bytes_each, "keys move in bf16, gradients in the type of the sums"
+for name, sums in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+    for what, error in (("outputs", merged_error), ("key gradients", gradient_error)):
+        errors = ", ".join(f"{error(terms, sums):.2%} after {terms}" for terms in (4, 16, 64))
+        print(f"{what:<13} added up in {name}: {errors} terms (measured on one process, from fp64)")
 
 # %% [markdown]
-# **Read it.** In bf16 every merge rounds again, so errors grow with the blocks. In fp32 only the last rounding stays. Key gradients
-# then travel in fp32, too: $8n-4$ bytes for each number of a rank's keys and values, in place of $6n-4$.
+# **Read it.** In bf16 every sum rounds again, so errors grow with the terms. In fp32 only the last rounding stays. So key
+# gradients travel in fp32: $8n-4$ bytes for each number of a rank's keys, in place of $6n-4$.
 #
 # ## 3. Who holds which token
 #
-# Do ranks work equally long? `seen` tells how many pairs of query and key a rank computes in each round. A round lasts as long as
-# its busiest rank computes:
+# `seen` tells how many pairs of query and key a rank computes in each round. A round lasts as long as its busiest rank computes:
 
 # %%
 def pairs_by_round(zigzag, length=512):
@@ -278,7 +276,7 @@ def pairs_by_round(zigzag, length=512):
 # %%
 counted = {layout: run_ranks(pairs_by_round, RANKS, layout == "zigzag") for layout in ("in order", "zigzag")}
 show(draw_rounds(counted, piece=512 // (2 * RANKS), title="Forward around a ring of four, 512 tokens: pairs counted, time taken as pairs"),
-     alt="In order rank 0 works in the first round alone, and rank 3 in all four, until 14 squares. In zigzag all four ranks work in every round, and end at 8.")
+     alt="In order rank 0 works only in the first round, and rank 3 in all four, until 14 squares. In zigzag all four ranks work in every round, and end at 8.")
 
 # %% jupyter={"source_hidden": true}
 for layout, ranks in counted.items():
@@ -331,13 +329,13 @@ def ulysses(q, k, v, mask=None):
 
 # %% [markdown]
 # A third way gathers keys and values on each rank, as Llama 3 does, and scatters their gradients
-# ([14](14_three_dimensions.ipynb)'s `utils/parallel/context.py`). In numbers of $\frac{s}{n} D$ that a rank sends, forward and backward:
+# ([14](14_three_dimensions.ipynb)). In numbers of $\frac{s}{n} D$ that a rank sends, forward and backward:
 #
-# | way | sends | holds beside its own | limit |
-# |---|---|---|---|
-# | ring | $(3n-2) \cdot 2K$ | keys that pass, with gradients | $2n$ divides the length |
-# | gathered | $2(n-1) \cdot 2K$ | all keys | their bytes |
-# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | all tokens of its heads | heads divide |
+# | way | sends | holds beside its own |
+# |---|---|---|
+# | ring | $(3n-2) \cdot 2K$ | keys that pass, with gradients |
+# | gathered | $2(n-1) \cdot 2K$ | all keys |
+# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | all tokens of its heads |
 
 # %%
 n, unit = RANKS, S // RANKS * D * 8
@@ -350,14 +348,9 @@ for name, (way, zigzag, numbers) in WAYS.items():  # Ulysses in order: its joine
     assert found.gap < 1e-13 and sent == numbers * unit, f"{name} sends something else than its formula"
 
 # %% [markdown]
-# **Read it.** A ring sends about as much on any number of ranks. Ulysses' part for queries falls with $n$, and for keys until $n$
-# reaches $K$. Gathering sends less than a ring, but a ring never holds all keys. With checkpoints, the forward ring runs twice. Real models, in bf16 with fp32 gradients around the ring:
-
-# %% jupyter={"source_hidden": true}
-print("MB that one of n ranks sends for a layer, 131,072 tokens, forward and backward (predicted):")
-print(*(told_megabytes(name, n, 131_072) for name, n in (("llama-3-8b", 8), ("qwen2.5-7b", 8), ("llama-3-70b", 64))), sep="\n")
-
-# %% [markdown]
+# **Read it.** Ulysses' part for queries falls with $n$, and for keys until $n$ reaches $K$. (Gathered and Ulysses are equal by
+# chance.)
+#
 # **Question.** Qwen2.5-7B has 28 query heads and 4 key-value heads. Over how many of a node's eight GPUs, at most, can
 # this page's `ulysses` share one of its sequences?
 
@@ -366,6 +359,16 @@ most_ranks = ...
 check("18.most_ranks", most_ranks)
 
 # %% [markdown]
+# Real models: gradients that ranks add up are fp32, all else bf16. With checkpoints every way's forward runs twice.
+
+# %% jupyter={"source_hidden": true}
+print("MB that one of n ranks sends for a layer, 131,072 tokens, forward and backward (predicted):")
+print(*(told_megabytes(name, n, 131_072) for name, n in (("llama-3-8b", 8), ("qwen2.5-7b", 8), ("llama-3-70b", 64))), sep="\n")
+
+# %% [markdown]
+# **Choose.** Ulysses sends least, where heads divide. But attention waits for it: take it inside a node. A ring sends
+# behind attention (section 5): take it across nodes. The two combine, as in Qwen's row. Gathering is simple, and holds all keys.
+#
 # ## 4. A model, and packed documents
 #
 # All other layers look at one token at a time. So a model needs three things beside the attention: this rank's tokens, *their
@@ -433,8 +436,7 @@ def packed_losses(mask=own_document, positions=restarting):
 # %%
 one_by_one = torch.cat([fresh()(row[:, document == d])[0] for d in range(3)])
 wanted = F.cross_entropy(one_by_one, targets[0], reduction="none").detach()
-for name, changed in {"packed": (), "positions go on": (own_document, torch.arange(S)), "... from 131,008": (own_document, torch.arange(S) + 131_008),
-                      "no mask": (torch.ones(S, S).tril().bool(),)}.items():
+for name, changed in {"packed": (), "positions go on": (own_document, torch.arange(S)), "no mask": (torch.ones(S, S).tril().bool(),)}.items():
     gap = (torch.cat(run_ranks(packed_losses, RANKS, *changed)) - wanted).abs().max().item()
     print(f"{name:<16} losses of tokens up to {gap:.0e} from those of each document alone")
     assert (gap > 0.1) == (name == "no mask"), "one document leaks into another, or positions do not restart"
@@ -442,9 +444,8 @@ counts = learned.view(RANKS, -1).sum(1).tolist()
 print("targets by rank:", *counts, f" in a mean of the ranks' means one on rank 0 counts {counts[-1] / counts[0]:.2f} times one on rank 3")
 
 # %% [markdown]
-# **Read it.** Without the mask, documents leak. Rotary positions count *distances*, and the mask cuts those between documents, so
-# positions may go on. But fp32 rounds the angles, and more at large positions: restart them. Ranks hold unequal numbers of
-# targets: divide by the count of **all**. Around a ring the mask makes work uneven anew: the lab's exercise 3.
+# **Read it.** Without the mask, documents leak. Rotary positions count *distances* in a document, so they may go on; but fp32 rounds
+# the angles. Ranks hold unequal numbers of targets: divide by the count of **all**.
 #
 # ## 5. 7B at 128k, and longer
 #
@@ -458,133 +459,141 @@ moves = [row for row in ours.traffic if row.collective == "send"]  # in bf16, an
 calls, sent = sum(row.calls for row in moves), sum(row.payload_bytes for row in moves)
 print(f"{calls} moves, {sent / 1e9:.1f} GB sent around the ring (simulated), {sent / 28e6:,.0f} MB a layer")
 assert sent == 28 * (4 * (GPUS - 1) + 2 * (GPUS - 1) + 4 * GPUS) * 2 * 131_072 // GPUS * 4 * 128, "28 layers, forward twice: keys in bf16, gradients in fp32"
-assert is_the_same(ours.peak_bytes, growth["both, over a ring of 8"][131_072]), "the picture shows another ring than this one"
 score("18", ours)  # a row of your scoreboard
 
 # %% [markdown]
-# **Read it.** An eighth of the blocks' inputs and of the recomputed block is left; states and gathered weights stay.
+# **Read it.** States and gathered weights stay. The activations are an eighth of the blocks' inputs, and the head's weight in bf16,
+# which the loss keeps.
 #
-# What do real rings reach? torchtitan trained Llama 3.1 8B with **linear layers in fp8**, and attention in bf16. A token costs
-# four forwards in linear layers, and 4.5 in attention: forward twice, and 2.5 for flash's backward, which makes five matrix products
-# where forward makes two.
+# What do real runs reach? torchtitan trained Llama 3.1 8B and 405B on H100s of **96 GB** at 500 W, compiled, linear
+# layers in fp8; its table does not say whether by ring or gather. A token costs four forwards in linear layers, and 4.5 in
+# attention (flash's backward costs 2.5). The last column takes linear layers at once, twice and four times
+# attention's rate, which is not told:
 
 # %% jupyter={"source_hidden": true}
-theirs, rows, shape = of_one_rank("llama-3-8b", 32_768, "checkpointing"), torchtitan_rows(), model_shape("llama-3-8b")
+theirs, runs, left = of_one_rank("llama-3-8b", 32_768, "checkpointing"), torchtitan_runs(), {}
 held_gib = theirs.reserved_bytes / 2**30
-print(f"Llama 3.1 8B, 32,768 tokens, whole loss, bf16: {held_gib:.1f} GiB reserved (simulated); torchtitan's first row {rows[0].reserved_gib / held_gib - 1:.0%} above")
-def token_cost(length, fp8_gain):
+print(f"Llama 3.1 8B, 32,768 tokens, whole loss, bf16: {held_gib:.1f} GiB reserved (simulated); torchtitan's first row {runs['llama-3-8b'][0].reserved_gib / held_gib - 1:.0%} above")
+def token_cost(shape, length, gain):
     linear, attention = token_flop(shape, length)
-    return 4 * linear / fp8_gain + 4.5 * attention
-for row in rows:
-    slower, predicted = rows[0].tokens_per_second / row.tokens_per_second, [token_cost(row.length, gain) / token_cost(rows[0].length, gain) for gain in (1, 2)]
-    print(f"{row}: {slower:.2f} times the first row's time a token; predicted {predicted[0]:.2f} to {predicted[1]:.2f}")
-    left = slower / predicted[1], slower / predicted[0]  # of the last row, kept for the verdict
-print(f"fp8 makes linear layers once to twice as fast; left at CP 8: a factor of {left[0]:.1f} to {left[1]:.1f}")
-print("NVIDIA, Llama 2 7B, fp8, 32,768 tokens a rank (published):", ", ".join(f"CP {cp} {rate} TFLOP/s" for cp, rate in nvidia_tflops().items()))
+    return 4 * linear / gain + 4.5 * attention
+for name, rows in runs.items():
+    for row in rows:
+        slower, lengths = rows[0].tokens_per_second / row.tokens_per_second, (row.length, rows[0].length)
+        costs = [[token_cost(model_shape(name), length, gain) for length in lengths] for gain in (1, 2, 4)]
+        left[name] = [slower * first / own for own, first in costs]  # in the end that of CP 8, for the verdict
+        print(f"{name}, {row}: {slower:.2f} times the first row's time a token; beyond arithmetic", *(f"{each:.2f}" for each in left[name]))
 
 # %% [markdown]
-# **Read it.** Tokens **a rank** decide the memory: 84 GiB at 32k and at 262k. The 16% is this one run's. A token takes
-# seven times as long at CP 8; arithmetic leaves a factor of 1.4 to 1.9. Messages hardly explain it: the eight GPUs share NVLink,
-# where they take a small part of attention's time (below). The cause is unknown. NVIDIA's rate stays level from 128k to 1M
-# tokens, with TP 4 or 8 beside CP.
+# **Read it.** Tokens **a rank** decide the memory: 84 GiB at 32k and at 262k. The 16% are this one run's, on a roomier card:
+# a loose margin. At CP 8 the 8B takes 7.10 times as long a token. Arithmetic leaves a factor of 1.90 where linear layers ran at
+# attention's rate, and 1.17 at four times that; of the 405B, with TP and PP beside CP, 2.25 and 1.18. What CP costs lies between.
 #
-# **When do they hide?** With $c = s/n$ tokens a rank, a zigzag round takes $2ADc^2$ FLOP forward and $5ADc^2$ backward. It moves
-# $4KDc$ bytes of keys, and backward $8KDc$ of fp32 gradients besides. At $F$ FLOP/s and $B$ bytes/s all hides if
-# $c \ge 2.4\,\frac KA \frac FB$. Llama 3 405B reached 380 TFLOP/s at 131,072 tokens (published, bf16).
+# **When do messages hide?** With $c$ tokens a rank, a round's attention grows with $c^2$, and its messages with $c$. Llama 3 405B
+# reached 380 TFLOP/s at 131,072 tokens (published, bf16):
 
 # %%
-def seconds(shape, kv_heads, flops, bandwidth, s=131_072, n=GPUS):
-    (linear, attention), c, width = token_flop(shape, s), s // n, shape.head_dim
-    forward, message = 2 * shape.heads * width * c**2 / flops, 4 * kv_heads * width * c / bandwidth
-    late = 2 * (n - 1) * max(0, message - forward) + (n - 1) * max(0, 3 * message - 2.5 * forward)
-    late += 2 * message * (n > 1)  # the last move, home, hides behind nothing
-    return (4 * linear + 4.5 * attention) * c / flops + shape.layers * late
+def round_seconds(shape, bandwidth, c, attention_flops=LLAMA_3_FLOPS):
+    """Of one zigzag round, c tokens a rank: forward's attention and its message, then backward's."""
+    forward = 2 * shape.heads * shape.head_dim * c**2 / attention_flops
+    message = 4 * shape.key_value_heads * shape.head_dim * c / bandwidth  # keys and values in bf16
+    return forward, message, 2.5 * forward, 3 * message  # fp32 gradients are two more messages
+
+def step_seconds(shape, bandwidth, s=131_072, n=GPUS, attention_flops=LLAMA_3_FLOPS):
+    (linear, attention), c = token_flop(shape, s), s // n
+    forward, message, backward, messages = round_seconds(shape, bandwidth, c, attention_flops)
+    late = (n - 1) * (2 * max(0, message - forward) + max(0, messages - backward))  # checkpoints: forward twice
+    late += 2 * message * (n > 1)  # the gradients' last move hides behind nothing
+    return 4 * linear * c / LLAMA_3_FLOPS + 4.5 * attention * c / attention_flops + shape.layers * late
 
 # %%
-qwen = model_shape("qwen2.5-7b")
-for kv_heads, where in ((4, "NVLink 4"), (4, "InfiniBand NDR"), (28, "NVLink 4"), (28, "InfiniBand NDR")):
-    bandwidth, rates = link(where).sustained_bytes_per_second, (LLAMA_3_FLOPS / 2, LLAMA_3_FLOPS, 2 * LLAMA_3_FLOPS)
-    least, steps = 2.4 * kv_heads / 28 * LLAMA_3_FLOPS / bandwidth, [seconds(qwen, kv_heads, rate, bandwidth) for rate in rates]
-    print(f"{where:<15} {bandwidth / 1e9:>3.0f} GB/s, {kv_heads:>2} key heads: hides from {least:>6,.0f} tokens a rank (of 16,384);",
-          "a step at 190, 380, 760 TFLOP/s:", *(f"{step:.2f}" for step in steps), "s (predicted)")
+qwen, speeds = model_shape("qwen2.5-7b"), {where: link(where).sustained_bytes_per_second for where in ("NVLink 4", "InfiniBand NDR")}
+rounds = {where: {2**k: round_seconds(qwen, speed, 2**k) for k in range(7, 17)} for where, speed in speeds.items()}
+show(draw_overlap(rounds, here=16_384, title="Qwen2.5-7B around a ring in zigzag, attention at 380 TFLOP/s"),
+     alt="Milliseconds of a round over tokens of a rank. Attention grows with their square, messages grow with them. Backward's messages hide from 351 tokens on over NVLink and from 2,714 over InfiniBand; the run of 128k over eight GPUs has 16,384.")
+for s in (131_072, 1_048_576):
+    steps = [step_seconds(qwen, speeds["NVLink 4"], s, attention_flops=gain * LLAMA_3_FLOPS) for gain in (0.5, 1, 2)]
+    print(f"{s:>9,} tokens, a ring of 8 over NVLink: a step with attention at 190, 380, 760 TFLOP/s:", *(f"{step:.1f}" for step in steps), "s (predicted)")
+print("backward's messages hide from", *(f"{128 * found[128][3] / found[128][2]:,.0f} tokens a rank over {where};" for where, found in rounds.items()))
 
 # %% [markdown]
-# **Read it.** 351 tokens a rank are enough in a node, and 2,714 across nodes: 16,384 hide nearly all. With key heads copied to 28
-# (`repeat_kv`), 19,000 are needed across nodes, and the step grows. The verdict, and longer:
+# **Read it.** 351 tokens a rank are enough in a node, and 2,714 across nodes: at 16,384 nearly all hides. At 1M attention's rate
+# decides the step. The verdict:
 
 # %% jupyter={"source_hidden": true}
-print(f"Qwen2.5-7B: GiB reserved (simulated), the H100 has {room_bytes / 2**30:.1f}; at 380 TFLOP/s without states' gathers (predicted); a ring of 16 over InfiniBand")
+pcie, slow = link("PCIe 5 x16").sustained_bytes_per_second, [f(map(f, left.values())) for f in (max, min)]
+print(f"Qwen2.5-7B on H100s of {room_bytes / 2**30:.1f} GiB. Reserved GiB (simulated), and with half, all and twice the margin; a step at 380 TFLOP/s, without states' gathers (predicted);\n"
+      f"copies to the host and back at {pcie / 1e9:.0f} GB/s, if none hides; a ring of 16 over InfiniBand; slowed: by the factors of both torchtitan runs at CP 8 and 262k, carried over")
 for line, tokens in VERDICT:
-    size, ring_ranks = held[line][tokens], ring_of(line)
-    where = link("NVLink 4" if ring_ranks <= 8 else "InfiniBand NDR").sustained_bytes_per_second
-    step = seconds(qwen, 4, LLAMA_3_FLOPS, where, tokens, ring_ranks)
+    size, ring_ranks, on_host = held[line][tokens], ring_of(line), on_host_bytes(line, tokens)
+    again = 6 * qwen.hidden * qwen.feedforward * qwen.layers * tokens / LLAMA_3_FLOPS * ("tiled" in line)  # a third forward of each MLP
+    step = again + step_seconds(qwen, speeds["NVLink 4" if ring_ranks <= 8 else "InfiniBand NDR"], tokens, ring_ranks)
     rate = tokens / ring_ranks / step
-    slowed = f" ({rate / left[1]:,.0f} to {rate / left[0]:,.0f} if slowed as torchtitan's)" * (ring_ranks > 1)
-    print(f"{tokens // 1024:>5}k {line:<34}{size / 2**30:>6.1f}: {fits(size, room_bytes, ABOVE)}; a step {step:,.0f} s, {rate:,.0f} tokens/s a GPU{slowed}")
+    slowed = f" (slowed: {rate / slow[0]:,.0f} to {rate / slow[1]:,.0f})" * (ring_ranks > 1)
+    host = f"; {8 * on_host / 2**30:,.0f} GiB on a node's host, copies {2 * on_host / pcie:.1f} s" * (on_host > 0)
+    print(f"{tokens // 1024:>5}k {line:<34}{size / 2**30:>6.1f}: {fits(size, room_bytes, ABOVE)}; a step {step:,.0f} s, {rate:,.0f} tokens/s a GPU{slowed}{host}")
 
 # %% [markdown]
-# **Read it.** At 128k you need no ring: with checkpoints on the host, each GPU trains on its own sequence. A ring buys memory and
-# small steps (accumulate eight for the same batch). Beyond, a ring fits: 512k on eight GPUs, and 1M with checkpoints on the host
-# or on 16 GPUs. At best it costs no speed; slowed as torchtitan's run, up to half.
+# **Read it.** At 128k and 256k you need no ring: each GPU trains on its own sequence. But its checkpoints fill 392 GiB of the host at
+# 256k, and a step takes 210 s. At 512k that fits with half the margin only; a ring of eight takes 60 GiB. At 1M the ring needs
+# the host, too, or 16 GPUs. At best it costs no speed; slowed as torchtitan's runs, it loses up to a little over half. ALST keeps
+# more on the host: 500k tokens of an 8B on one H100 (published).
 #
 # ## Break it, diagnose it
 #
 # The model of section 4 around the ring, with one thing wrong each time. Which first losses are right?
 
 # %%
-class NotHome(RingAttention):
+class MovedTooFar(RingAttention):
     @staticmethod
-    def backward(ctx, gradient):  # the last move is forgotten: n - 1 more are one back
-        to_q, *to_kv, _, _ = RingAttention.backward(ctx, gradient)
-        for _ in range(RANKS - 1):
-            to_kv = [pass_on(x)() for x in to_kv]
-        return to_q, *to_kv, None, None
+    def backward(ctx, gradient):
+        to_q, *to_kv, _ = RingAttention.backward(ctx, gradient)
+        return to_q, *(pass_on(x)() for x in to_kv), None  # one move more: each rank gets its neighbour's
 
 
 for fault in ("positions that restart", "targets shifted after the split", "gradients not at home", "rows that differ by rank"):
-    way = ring(True) if "home" not in fault else lambda q, k, v: NotHome.apply(q, k, v, True, torch.float32)
+    way = ring(True) if "home" not in fault else lambda q, k, v: MovedTooFar.apply(q, k, v, True)
     losses = run_ranks(train, RANKS, way, True, fault)[0]
     gaps = [b / a - 1 for a, b in zip(one_process, losses, strict=True)]
-    of_left = f"; the first, over the 60 targets left, {losses[0] / one_process[0] * 64 / 60 - 1:+.1e}" * ("shifted" in fault)
-    print(f"{fault:<32} losses off by", " ".join(f"{gap:+.1e}" for gap in gaps) + of_left)
+    print(f"{fault:<32} losses off by", " ".join(f"{gap:+.1e}" for gap in gaps))
     assert max(map(abs, gaps)) > 1e-6, f"{fault} was not found"
 
 # %% [markdown]
 # **Diagnose it.** With restarting positions each rank believes that it has the beginning. Shifted after the split, four of 64
-# targets are gone and three are another piece's first token; over the 60 left the loss is off by 1%. (transformers shifts `labels`
-# itself: give it `shift_labels`.) Gradients not at home leave the first loss right. A `DistributedSampler` over all ranks gives
-# each its own row. So compare several losses with one process, in fp64, at a small size; and gather what ranks hold: each position
-# once, of one row.
+# targets are gone and three are another piece's first token. Gradients not at home leave the first loss right. A
+# `DistributedSampler` over all ranks gives each its own row. So compare several losses with one process, in fp64, at a small
+# size.
 
 # %% [markdown]
 # ## Recap
 #
-# - Softmax adds up by log-sum-exps, in fp32: keys may come from anywhere. Zigzag evens out a ring's work.
-# - Positions and shifted targets are split with the tokens; the loss is divided by all targets.
+# Softmax adds up by log-sum-exps, in fp32: keys may come from anywhere.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
 #
 # **References.** [Ring Attention](https://arxiv.org/abs/2310.01889), [DeepSpeed-Ulysses](https://arxiv.org/abs/2309.14509),
-# [Llama 3](https://arxiv.org/abs/2407.21783), [ALST](https://arxiv.org/abs/2506.13996) (500k tokens on one GPU),
-# [torchtitan's table](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md),
-# [NVIDIA's](https://docs.nvidia.com/nemo-framework/user-guide/24.12/nemotoolkit/performance/performance_long_sequence.html).
+# [Llama 3](https://arxiv.org/abs/2407.21783), [ALST](https://arxiv.org/abs/2506.13996),
+# [torchtitan's tables](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md).
 
 # %% [markdown]
 # ## On Monday
 #
-# PyTorch's `context_parallel` (2.15, a prototype) shares causal `F.scaled_dot_product_attention` in zigzag. For documents' masks take
-# FlexAttention, the last block. Kernels are CUDA's alone: on CPU ranks section 2's ring and a dense mask stood in.
+# PyTorch's `context_parallel` (2.15, a prototype) shares causal `F.scaled_dot_product_attention` in zigzag. These lines did not run on
+# CUDA: on CPU ranks section 2's ring and a dense mask stood in for its kernels.
 #
 # ```python
-# # torchrun --nproc-per-node=8 train.py. Before: `model.blocks` on `device`; `model(inputs, targets, positions)` gives the *sum* of its tokens'
-# # losses, with F.scaled_dot_product_attention(is_causal=True) inside and lesson 05's chunked loss; `rows`, a dataset of S + 1 tokens each;
-# # `cp` GPUs share a sequence, 2 * cp divides S; `folder` for what is saved.
+# # torchrun --nproc-per-node=8 train.py. You bring `model` in fp32: it has `blocks` with a `feedforward`, its attention is
+# # F.scaled_dot_product_attention(is_causal=True), and `model(inputs, targets, positions)` gives the *sum* of its tokens' losses, by lesson 05's chunked loss; `rows`, a dataset of S + 1
+# # tokens each; `cp`, the number of GPUs that share a sequence; and `folder`, for what is saved. 2 * cp must divide S: else PyTorch 2.15 lays
+# # tokens out in order, without a word, and the last GPU works longest.
+# import os
 # from functools import partial
 #
 # import torch
 # import torch.distributed as dist
 # import torch.distributed.checkpoint as dcp
+# from torch.autograd.graph import save_on_cpu
 # from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 # from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -594,11 +603,20 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # from torch.utils.checkpoint import checkpoint
 # from torch.utils.data import DataLoader, DistributedSampler
 #
+# device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+# torch.cuda.set_device(device)
+# dist.init_process_group("nccl")
+# model.to(device)
 # mesh = init_device_mesh(device.type, (dist.get_world_size() // cp, cp), mesh_dim_names=("dp", "cp"))
 # set_rotate_method("alltoall")  # keys around a ring; "allgather", the default, holds them all. Time both
 # bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 # shards = mesh["dp", "cp"]._flatten("shards")  # states are sharded over all GPUs
+#
+# def tiled(forward, hidden):  # an MLP, some tokens at a time. Leave it out where a step fits without
+#     return torch.cat([checkpoint(forward, part, use_reentrant=False) for part in hidden.split(8192, 1)], 1)
+#
 # for block in model.blocks:
+#     block.feedforward.forward = partial(tiled, block.feedforward.forward)
 #     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 #     fully_shard(block, mesh=shards, mp_policy=bf16)
 # fully_shard(model, mesh=shards, mp_policy=bf16)
@@ -611,13 +629,15 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 #     count = (targets != -100).sum()
 #     dist.all_reduce(count, group=mesh["dp"].get_group())  # the targets of all rows
 #     with context_parallel(mesh["cp"], buffers=[inputs, targets, positions], buffer_seq_dims=[1, 1, 0]), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-#         loss = model(inputs, targets, positions) / count.clamp(min=1)
+#         with save_on_cpu(pin_memory=True):  # blocks' inputs wait in host memory. Without this line they stay on the GPU
+#             loss = model(inputs, targets, positions) / count.clamp(min=1)
 #         (loss * dist.get_world_size()).backward()  # FSDP2 averages over the ranks, and we want their sum; Adam would hide it
 #     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm over the shards of all GPUs
 #     optimizer.step()
 #     optimizer.zero_grad()
 #     dist.all_reduce(total := loss.detach().clone())
-#     print(f"loss {total.item():.4f}")
+#     if dist.get_rank() == 0:
+#         print(f"loss {total.item():.4f}")
 #
 # weights, moments = get_state_dict(model, optimizer)
 # states = {"model": weights, "optimizer": moments}
@@ -626,10 +646,24 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
 # ```
 #
-# **Look at** the loss: it is one process's, to bf16's rounding. For a close comparison take fp32 (no
-# `mp_policy`), copied key heads and `SDPBackend.EFFICIENT_ATTENTION`. In a profiler's trace, NCCL's kernels lie *beside*
-# attention's if messages hide, and between them if not. For positions beyond 32,768, Qwen2.5-7B-Instruct's card sets YaRN (published). Not run
-# here: Megatron's `--context-parallel-size 8 --cp-comm-type p2p` (a ring) or `a2a` (Ulysses). Packed documents, on one GPU:
+# **Look at** the loss: it should be one process's, to bf16's rounding. Ulysses, in a `Trainer` (only its
+# settings were checked here):
+#
+# ```python
+# # accelerate launch --num_processes 8 train.py. `zero_3` is DeepSpeed's configuration; `collator` pads rows to a multiple of `sp_size`,
+# # which also divides the heads. The Trainer shifts the labels, splits all by tokens, and adds up the loss of GPUs that share a sequence.
+# from accelerate.utils import DeepSpeedSequenceParallelConfig, ParallelismConfig
+# from transformers import Trainer, TrainingArguments
+#
+# flash = DeepSpeedSequenceParallelConfig(sp_attn_implementation="flash_attention_2")
+# shared = ParallelismConfig(sp_backend="deepspeed", sp_size=4, dp_replicate_size=2, sp_handler=flash)  # two sequences on eight GPUs
+# arguments = TrainingArguments(
+#     folder, bf16=True, activation_checkpointing=True, per_device_train_batch_size=1, deepspeed=zero_3, parallelism_config=shared
+# )  # before transformers 5.23: gradient_checkpointing
+# Trainer(model, arguments, train_dataset=rows, data_collator=collator).train()
+# ```
+#
+# Packed documents, on one GPU:
 #
 # ```python
 # from transformers import DataCollatorWithFlattening
@@ -641,13 +675,17 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # ```
 #
 # **Look at** `batch["position_ids"]`: from them transformers (5.23) makes the mask of SDPA and eager, but not where there is a cache
-# or an `attention_mask`. The loss is each document's alone, equal for each token. Packed **and** shared, keys gathered:
+# or an `attention_mask`. Packed **and** shared, with keys gathered:
 #
 # ```python
-# # In the model's attention. q, k, v (1, heads, S / cp, D) of this GPU's tokens; `own` are their places in the row, in any layout;
-# # `document` (S,) numbers each token's document. Once, of torch.nn.attention.flex_attention:
-# # flex, block_mask = torch.compile(flex_attention), torch.compile(create_block_mask)
+# # In the model's attention. q, k, v (1, heads, S / cp, D) are of this GPU's tokens; `own` (S / cp,) has their places in the row, whether in
+# # order or in zigzag; `document` (S,) has the number of each token's document; `mesh` is the first block's.
+# import torch
 # from torch.distributed.tensor import DTensor, Partial, Shard
+# from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+#
+# # Once. (PyTorch's own way is private: `_context_parallel_shard`, with a load balancer for documents.)
+# flex, block_mask = torch.compile(flex_attention), torch.compile(create_block_mask)
 #
 # def gathered(x, dim):  # from all GPUs, in their order; its gradient is summed over them, and split again
 #     return DTensor.from_local(x, mesh["cp"], [Shard(dim)]).full_tensor(grad_placements=[Partial()])

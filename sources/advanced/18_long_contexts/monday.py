@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
+import inspect
+import io
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from utils.lessons.blocks import run_block, small_llama
@@ -35,9 +42,31 @@ def block_1(text: str) -> None:
             assert found.share == 1 / RANKS, "a rank keeps more than its share of the states"
             assert found.reloaded, "what was loaded is not what was saved"
             assert found.moments, "the optimizer's state was not saved"
+            assert found.on_host == LAYERS, "a block's input does not go to the host"
+            assert found.told == (found.rank == 0), "rank 0 alone tells the loss"
 
 
 def block_2(text: str) -> None:
+    """Ulysses' settings: names that accelerate and transformers know, for two sequences on eight GPUs."""
+    import transformers
+
+    # Their own names before they are replaced; DeepSpeed and its GPUs are not there to train on.
+    known = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    takes = inspect.signature(transformers.Trainer.__init__).parameters.keys()
+    stand_ins: dict[str, Any] = {"TrainingArguments": mock.Mock(), "Trainer": mock.Mock()}
+    loaded: Any = sys.modules["transformers"]  # another than above: it replaces itself as it loads
+    with mock.patch.multiple(loaded, **stand_ins):
+        made = run_block(text, **dict.fromkeys(("folder", "zero_3", "model", "rows", "collator")))
+    assert made["shared"].total_size == 8, "the sizes are not those of eight GPUs"
+    assert made["shared"].sp_handler.sp_attn_implementation == "flash_attention_2"
+    arguments, trainer = (stand_ins[name].call_args.kwargs for name in stand_ins)
+    assert arguments["parallelism_config"] is made["shared"], "the Trainer does not get the sizes"
+    assert arguments.keys() <= known, f"no arguments of training: {arguments.keys() - known}"
+    assert trainer.keys() <= takes, f"no arguments of a Trainer: {trainer.keys() - takes}"
+    stand_ins["Trainer"].return_value.train.assert_called_once_with()
+
+
+def block_3(text: str) -> None:
     """Packed documents: the loss of each document alone, a token a vote, and positions that restart."""
     model = small_llama(vocab_size=WORDS)
     torch.manual_seed(1)
@@ -55,7 +84,7 @@ def block_2(text: str) -> None:
     assert places == [*range(12), *range(5), *range(20)], "positions do not restart"
 
 
-def block_3(text: str) -> None:
+def block_4(text: str) -> None:
     """Packed documents on two ranks: each document's attention and gradients, as one process has them."""
     for gaps in run_ranks(_packed, CP, text):
         assert max(gaps) < 1e-12, "a document sees another, or a gradient is not whole"
@@ -92,14 +121,19 @@ def _shared(text: str, folder: str) -> Any:
     for block in model.blocks:
         block.attention.attend = attend
     gaps: list[float] = []
+    given: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    on_host: list[int] = []
 
     def look(*_: Any) -> None:  # at the gradients, before the optimizer takes them
         for p, w in zip(model.parameters(), alone.parameters(), strict=True):
             gaps.append(((p.grad.full_tensor() - w.grad).norm() / w.grad.norm()).item())
 
     looking = register_optimizer_step_pre_hook(look)
-    names = {"model": model, "rows": rows, "cp": CP, "folder": folder, "device": torch.device("cpu")}  # fmt: skip
-    made = run_block(text, **names)
+    names = {"model": model, "rows": rows, "cp": CP, "folder": folder}
+    with _without_cuda(on_host.append) as said:
+        made = run_block(_on_cpu(text), **names)
     looking.remove()
     kept = {name: value.full_tensor() for name, value in made["states"]["model"].items()}
     now = {name: value.full_tensor() for name, value in model.state_dict().items()}
@@ -111,7 +145,42 @@ def _shared(text: str, folder: str) -> Any:
         passes=len(held),
         reloaded=all(torch.equal(kept[name], value) for name, value in now.items()),
         moments=all("exp_avg" in state for state in made["states"]["optimizer"]["state"].values()),
+        on_host=sum(tensor.data_ptr() in on_host for tensor in given),
+        rank=dist.get_rank(),
+        told="loss" in said.getvalue(),
     )
+
+
+def _on_cpu(text: str) -> str:
+    """The script without its one word that names CUDA, and with tiles that a small MLP has several of."""
+    on_gpu = 'torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
+    assert text.count(on_gpu) == 1, "the script names its GPU otherwise"
+    assert text.count("split(8192, 1)") == 1, "the script tiles its MLP otherwise"
+    return text.replace(on_gpu, 'torch.device("cpu")').replace("8192", str(LENGTH // CP // 2))
+
+
+@contextlib.contextmanager
+def _without_cuda(note: Callable[[int], None]) -> Iterator[io.StringIO]:
+    """The script's calls for CUDA do nothing, what it saves on the host is noted, and so is what it prints."""
+
+    class Noting(torch.autograd.graph.save_on_cpu):
+        def __init__(self, pin_memory: bool) -> None:
+            super().__init__(pin_memory=pin_memory)
+            pack = self.pack_hook
+
+            def noted(tensor: torch.Tensor) -> Any:
+                note(tensor.data_ptr())
+                return pack(tensor)
+
+            self.pack_hook = noted
+
+    with contextlib.ExitStack() as stack:
+        chosen = stack.enter_context(mock.patch.object(torch.cuda, "set_device"))
+        started = stack.enter_context(mock.patch.object(dist, "init_process_group"))
+        stack.enter_context(mock.patch.object(torch.autograd.graph, "save_on_cpu", Noting))
+        yield stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+    chosen.assert_called_once()
+    started.assert_called_once_with("nccl")
 
 
 def _packed(text: str) -> list[float]:
@@ -125,9 +194,15 @@ def _packed(text: str) -> list[float]:
     pull = torch.randn_like(wanted)
     wanted.backward(pull)
     mine = [x.detach()[:, :, own].requires_grad_() for x in whole]
-    names: dict[str, Any] = {"own": own, "document": document, "flex": _dense}
-    names |= {"block_mask": create_block_mask, **dict(zip("qkv", mine, strict=True))}
-    made = run_block(text, **names, mesh=init_device_mesh("cpu", (CP,), mesh_dim_names=("cp",)))
+    names: dict[str, Any] = {
+        "own": own,
+        "document": document,
+        **dict(zip("qkv", mine, strict=True)),
+    }
+    names["mesh"] = init_device_mesh("cpu", (CP,), mesh_dim_names=("cp",))
+    compiled: dict[Any, Any] = {flex_attention: _dense, create_block_mask: create_block_mask}
+    with mock.patch.object(torch, "compile", compiled.__getitem__):
+        made = run_block(text, **names)
     made["out"].backward(pull[:, :, own])
     pairs: list[Any] = [(made["out"], wanted)]
     pairs += [(m.grad, w.grad) for m, w in zip(mine, whole, strict=True)]

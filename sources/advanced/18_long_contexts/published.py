@@ -7,18 +7,17 @@ from typing import NamedTuple
 from evidence.validation.tables import table
 from utils.checked import check_public
 
-__all__ = ["LLAMA_3_FLOPS", "nvidia_tflops", "torchtitan_rows"]
+__all__ = ["LLAMA_3_FLOPS", "torchtitan_runs"]
 
 # Model FLOP/s of a GPU: Llama 3 405B in bf16 on 16,384 H100, 131,072 tokens, CP 16 (arXiv:2407.21783, table 4).
 LLAMA_3_FLOPS = 380e12
 
-# By GPUs that share a sequence of 32,768 tokens for each: TFLOP/s of one GPU, Llama 2 7B in 8 bits on H100
-# (NVIDIA NeMo user guide 24.12, "Long Sequence Performance").
-_NVIDIA = {4: 555, 8: 549, 16: 549, 32: 536}
+# Tables of torchtitan's page, by the model: on H100 of 96 GB at 500 W, compiled; 405B with TP 8 and PP 8 beside CP.
+_TABLES = {"llama-3-8b": "2", "llama-3.1-405b": "6"}
 
 
 class Row(NamedTuple):
-    """8B in long sequences: full checkpointing, compiled, 8-bit products.
+    """A run in long sequences: full checkpointing, compiled, 8-bit products.
 
     Attributes:
         gpus, length, cp: how many, tokens of a sequence, and GPUs that share one.
@@ -40,18 +39,16 @@ class Row(NamedTuple):
         )
 
 
-def torchtitan_rows() -> list[Row]:
-    """torchtitan's rows of Llama 3.1 8B in long sequences."""
-    return [
-        Row(int(row["n_gpus"]), int(row["seq_len"]), int(row["cp"]), float(row["memory_gib"]), int(row["tps_per_gpu"]))
-        for row in table("torchtitan")
-        if row["table"] == "2"
-    ]  # fmt: skip
-
-
-def nvidia_tflops() -> dict[int, int]:
-    """TFLOP/s of a GPU by the number that share a sequence, 32,768 tokens on each."""
-    return dict(_NVIDIA)
+def torchtitan_runs() -> dict[str, list[Row]]:
+    """torchtitan's rows in long sequences, by the model, those with fewer GPUs to a sequence first."""
+    return {
+        model: [
+            Row(int(row["n_gpus"]), int(row["seq_len"]), int(row["cp"]), float(row["memory_gib"]), int(row["tps_per_gpu"]))
+            for row in table("torchtitan")
+            if row["table"] == number
+        ]
+        for model, number in _TABLES.items()
+    }  # fmt: skip
 
 
 check_public(globals())

@@ -6,6 +6,7 @@ are those of this rank's tokens, and so is the result. `places` says which token
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,25 +64,34 @@ def ring_attention(
     return _Ring.apply(q, k, v, zigzag, group)
 
 
-def ulysses_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def ulysses_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
     """The same by all-to-all: each rank has all tokens of some heads while it attends.
 
     Args:
         q, k, v: as a ring has them; tokens lie in order, `places(..., zigzag=False)`.
         mask: (S, S), True where a query sees a key, of the whole sequence; None for causal.
+        group: ranks that share the heads; None for all.
+        attend: takes the place of attention to the group's tokens: a ring around several groups.
 
     Raises:
         ValueError: heads do not divide over the ranks; on every rank, before anything is sent.
     """
-    ranks = dist.get_world_size()
+    ranks = dist.get_world_size(group)
     check_heads(q.shape[1], k.shape[1], ranks)
     copies = max(1, ranks // k.shape[1])
     k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
-    q, k, v = (_Exchange.apply(x, 1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
+    q, k, v = (_Exchange.apply(x, 1, 2, group) for x in (q, k, v))
+    out = attend(q, k, v) if attend else F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return _Exchange.apply(out, 2, 1)
+    )  # fmt: skip
+    return _Exchange.apply(out, 2, 1, group)
 
 
 def shares(rank: int, source: int, length: int, zigzag: bool) -> Rows | None:
@@ -174,20 +184,20 @@ class _Exchange(torch.autograd.Function):
     """Cut one dimension over the ranks, and join another: all-to-all, whose backward is the way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cut: int, join: int) -> Tensor:
-        ctx.dims = cut, join
-        return _exchanged(x, cut, join)
+    def forward(ctx: Any, x: Tensor, cut: int, join: int, group: Any) -> Tensor:
+        ctx.dims, ctx.group = (cut, join), group
+        return _exchanged(x, cut, join, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cut, join = ctx.dims
-        return _exchanged(gradients[0], join, cut), None, None
+        return _exchanged(gradients[0], join, cut, ctx.group), None, None, None
 
 
-def _exchanged(x: Tensor, cut: int, join: int) -> Tensor:
-    mine = torch.stack(x.chunk(dist.get_world_size(), cut))
+def _exchanged(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
+    mine = torch.stack(x.chunk(dist.get_world_size(group), cut))
     theirs = torch.empty_like(mine)
-    dist.all_to_all_single(theirs, mine)
+    dist.all_to_all_single(theirs, mine, group=group)
     return torch.cat(theirs.unbind(), join)
 
 

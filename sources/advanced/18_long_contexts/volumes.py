@@ -12,9 +12,11 @@ BF16_BYTES = 2
 
 
 def told_megabytes(name: str, ranks: int, length: int) -> str:
-    """A line: MB that one of `ranks` sends for a layer, forward and backward, by each way.
+    """A line: MB that one of `ranks` sends for a layer by each way, without and with checkpoints.
 
-    Around a ring keys travel in bf16 and their gradients in fp32; elsewhere all is bf16.
+    Gradients that ranks add up travel in fp32, all else in bf16: Ulysses adds none up. With checkpoints every
+    way's forward runs twice. Where heads do not divide over the ranks, Ulysses goes over the most that they
+    divide over, and a ring over the rest.
 
     Args:
         name: of a published shape.
@@ -25,16 +27,33 @@ def told_megabytes(name: str, ranks: int, length: int) -> str:
     shape = model_shape(name)
     heads, kv_heads = shape.heads, shape.key_value_heads
     unit = length / ranks * shape.head_dim * BF16_BYTES / 1e6
-    ring, checkpointed = (
-        (count * ranks - rest) * kv_heads * unit for count, rest in ((8, 4), (10, 6))
+    by_heads = max(
+        n for n in range(1, ranks + 1) if heads % n == ranks % n == 0 and _whole(kv_heads, n)
     )
-    gathered = 4 * (ranks - 1) * kv_heads * unit
-    by_heads = (ranks - 1) / ranks * 4 * (heads + max(kv_heads, ranks)) * unit
-    ulysses = f"{by_heads:,.0f}" if heads % ranks == 0 else f"{ranks} does not divide {heads}"
-    return (
-        f"{name:<11} n {ranks:>2}, A {heads}, K {kv_heads}: ring {ring:,.0f}, with checkpoints {checkpointed:,.0f}; "
-        f"gathered {gathered:,.0f}; Ulysses {ulysses}"
+    around = ranks // by_heads
+    exchanged = "Ulysses" if around == 1 else f"Ulysses {by_heads} x ring {around}"
+    ways = {
+        "ring": [c * kv_heads * unit for c in _ring(ranks)],
+        "gathered": [c * (ranks - 1) * kv_heads * unit for c in (6, 8)],
+        exchanged: [
+            (c * (by_heads - 1) / by_heads * (heads + max(kv_heads, by_heads)) + r * max(kv_heads, by_heads)) * unit
+            for c, r in zip((4, 6), _ring(around), strict=True)
+        ],
+    }  # fmt: skip
+    told = (
+        f"{way} {plain:,.0f}, with checkpoints {twice:,.0f}" for way, (plain, twice) in ways.items()
     )
+    return f"{name:<11} n {ranks:>2}, A {heads}, K {kv_heads}: " + "; ".join(told)
+
+
+def _whole(kv_heads: int, ranks: int) -> bool:
+    """Whether each rank gets whole key-value heads, or whole copies."""
+    return kv_heads % ranks == 0 or ranks % kv_heads == 0
+
+
+def _ring(ranks: int) -> tuple[int, int]:
+    """Moves in units of bf16 numbers: keys forward and backward, gradients once and of double size."""
+    return (8 * ranks - 4, 10 * ranks - 6) if ranks > 1 else (0, 0)
 
 
 check_public(globals())

@@ -1,4 +1,4 @@
-"""`python -m utils.lessons.lesson_18.records.growth`: the peaks that lesson 18's first picture draws, kept."""
+"""`python -m utils.lessons.lesson_18.records.growth`: the peaks and reserved bytes of lesson 18's steps, kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from utils.catalog import model_shape
 from utils.memory.measurement import Measurement
 
 from ..at_size import of_one_rank
@@ -15,6 +16,7 @@ from ..ring import ring_attention
 MODEL = "qwen2.5-7b"
 LENGTHS = (8_192, 32_768, 131_072, 262_144, 524_288, 1_048_576)
 RANKS = 8
+BF16_BYTES = 2
 VERSION = torch.__version__.partition("+")[0]
 FILE = Path(__file__).parents[1] / "growth.json"
 TWO = ("chunked loss", "checkpointing")
@@ -27,13 +29,23 @@ LINES: dict[str, tuple[str, ...]] = {
     "both, over a ring of 8": TWO,
     "both, offloaded, over a ring of 8": (*TWO, "offload"),
     "both, over a ring of 16": TWO,
+    "both, offloaded, MLP tiled": (*TWO, "offload", "tiled MLP"),
 }
-DRAWN = tuple(LINES)[:6]
+DRAWN = tuple(name for name in LINES if name != "both, over a ring of 16")
 _OFFLOADED, _RING = "both, checkpoints offloaded", "both, over a ring of 8"
+_TILED, _BOTH_WAYS = "both, offloaded, MLP tiled", "both, offloaded, over a ring of 8"
+# Of each curve, at which lengths the picture writes its height, and on which side.
+TOLD = {
+    "plain": ("above", 2**17), "chunked loss": ("below", 2**17), "checkpointing": ("above", 2**17),
+    "both": ("above", 2**17), _OFFLOADED: ("below", 2**17, 2**18), _TILED: ("above", 2**18, 2**19),
+    _RING: ("above", 2**18, 2**19, 2**20), _BOTH_WAYS: ("below", 2**20),
+}  # fmt: skip
 # The rows of the last table: from what fits at 128k to what fits at 1M.
 VERDICT = (
-    ("both", 2**17), (_OFFLOADED, 2**17), (_RING, 2**17), (_OFFLOADED, 2**18), (_RING, 2**18), (_RING, 2**19),
-    (_RING, 2**20), ("both, offloaded, over a ring of 8", 2**20), ("both, over a ring of 16", 2**20),
+    ("both", 2**17), (_OFFLOADED, 2**17), (_RING, 2**17),
+    (_OFFLOADED, 2**18), (_TILED, 2**18), (_RING, 2**18),
+    (_TILED, 2**19), (_RING, 2**19),
+    (_RING, 2**20), (_BOTH_WAYS, 2**20), ("both, over a ring of 16", 2**20),
 )  # fmt: skip
 
 
@@ -50,12 +62,20 @@ def simulated(line: str, tokens: int) -> Measurement:
 
 
 def fits(reserved_bytes: int, room_bytes: int, above: float) -> str:
-    """Whether a step fits a GPU: with half, all and twice of a part more than it reserves, in words."""
+    """GiB of a step with half, all and twice of a part more than it reserves, and whether each fits a GPU."""
     with_room = [(part, (1 + part) * reserved_bytes) for part in (above / 2, above, 2 * above)]
     return ", ".join(
         f"+{part:.0%} {size / 2**30:.0f} {'fits' if size < room_bytes else 'no'}"
         for part, size in with_room
     )
+
+
+def on_host_bytes(line: str, tokens: int) -> int:
+    """Bytes of blocks' inputs that one GPU keeps in host memory, in one of `LINES`."""
+    if "offload" not in LINES[line]:
+        return 0
+    shape = model_shape(MODEL)
+    return shape.layers * tokens // ring_of(line) * shape.hidden * BF16_BYTES
 
 
 def is_the_same(found_bytes: int, kept_bytes: int) -> bool:
