@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -67,8 +67,8 @@ def draw_twins(
         log: a logarithmic axis of losses.
     """
     with course_style():
-        figure = Figure(figsize=(11, 3.4), layout="constrained")
-        losses, scale = figure.subplots(1, 2, width_ratios=[4, 2])
+        figure = Figure(figsize=(10, 4.0), layout="constrained")
+        losses, scale = figure.subplots(1, 2, width_ratios=[3, 2])
         for row, (name, records) in enumerate(runs.items()):
             _draw_twin(losses, row, name, records)
         if log:
@@ -94,21 +94,21 @@ def _draw_twin(axes: Axes, row: int, name: str, records: Sequence[StepRecord]) -
     steps, values = _finite(records, [r.loss for r in records])
     last = max((r.step for r in records if math.isfinite(r.loss)), default=-1)
     ends = "" if last == len(records) - 1 else f": NaN from step {last + 1}"
-    style = {"ms": SIZES[row], "lw": WIDTHS[row], "label": name + ends}
+    style: dict[str, Any] = {"ms": SIZES[row], "lw": WIDTHS[row], "label": name + ends}
     axes.plot(steps, values, STYLES[row], **style)
     dead = [r.step for r in records if r.layers and [*r.layers.values()][-1].zero > DEAD]
     if dead:
         heights = [values[step] for step in dead]
         axes.plot(dead, heights, "o", ms=12, mfc="none", color="black", label=RINGED)
     gaps = [r.step for r in records[:last] if not math.isfinite(r.loss)]
-    _mark_not_finite(axes, gaps, label=f"{name}: loss not finite")
+    _mark_not_finite(axes, gaps, label="loss not finite")
     if ends and last >= 0:
         axes.annotate(
             f"{name} ends",
             (last, values[last]),
-            xytext=(0, 26 + 12 * row),
+            xytext=(-4, 26 + 12 * row),
             textcoords="offset points",
-            ha="center",
+            ha="right",
             fontsize=9,
             arrowprops={"arrowstyle": "->", "shrinkB": 4},
         )
@@ -139,10 +139,11 @@ def draw_gradient_sizes(gradients: torch.Tensor, scale: float, *, title: str) ->
     with course_style():
         figure = Figure(figsize=(10, 3.2), layout="constrained")
         axes = figure.subplots()
-        for shift, look, name in [
+        looks: list[tuple[float, dict[str, Any], str]] = [
             (0.0, {"color": "#ffa90e", "hatch": "//"}, "as they are"),
             (math.log2(scale), {"color": "#3f90da"}, f"times {scale:,.0f}"),
-        ]:
+        ]
+        for shift, look, name in looks:
             lost = float((exponents + shift < floor).mean())
             low, high = math.floor(exponents.min()), math.ceil(exponents.max())
             label = f"{name}: {lost:.0%} become zero in fp16"
@@ -152,7 +153,11 @@ def draw_gradient_sizes(gradients: torch.Tensor, scale: float, *, title: str) ->
         axes.axvspan(axes.get_xlim()[0], floor, color="#dddddd", lw=0, zorder=0)
         for place, told in [(floor, "zero in fp16"), (top, "65,504")]:
             axes.axvline(place, color="black", lw=1)
-            where = {"transform": axes.get_xaxis_transform(), "ha": "right", "va": "top"}
+            where: dict[str, Any] = {
+                "transform": axes.get_xaxis_transform(),
+                "ha": "right",
+                "va": "top",
+            }
             axes.text(place - 0.3, 0.97, told, fontsize=10, **where)
         axes.set_xlabel("size of a gradient, as a power of two")
         axes.set_ylabel("gradients")
@@ -195,15 +200,15 @@ def _draw_norms(axes: Axes, records: Sequence[StepRecord]) -> None:
 
 
 def _legend_once(axes: Axes) -> None:
-    """Beside the panel, each label once: twins share the ring."""
+    """Below the panel, each label once: twins share the ring."""
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(
         handles.values(),
         handles.keys(),
         fontsize=9,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        borderaxespad=0.2,
+        ncols=3,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.22),
     )
 
 
@@ -249,14 +254,17 @@ def _draw_layers(figure: Figure, axes: Axes, records: Sequence[StepRecord]) -> N
     axes.grid(False)
     rows, columns = np.nonzero(bad == 1)
     axes.plot(columns, rows, "x", color="white", ms=4, mew=0.8)
-    axes.set_title("zero gradients of parameters (x: not finite)")
+    axes.set_title("zero gradients (x: not finite)")
     figure.colorbar(image, ax=axes, label="share of zeros")
 
 
 def _row_label(name: str, zero: np.ndarray) -> str:
     """A layer's name and its mean share of zeros in its finite steps: 98.5% looks like 100%."""
     shares = zero[np.isfinite(zero)]
-    return f"{name}  {math.floor(1000 * shares.mean()) / 10:.4g}%" if shares.size else name
+    if not shares.size:
+        return name
+    share = 100 * float(shares.mean())
+    return f"{name}  {min(share, 99.9) if share < 100 else 100:.3g}%"
 
 
 def _mark_not_finite(axes: Axes, steps: Sequence[int], label: str = "not finite") -> None:

@@ -161,7 +161,7 @@ def first_bad(model, x, y, scale=1.0):
         loss = F.cross_entropy(model(x), y)
     look("the loss", loss)
     (scale * loss).backward()
-    return f"{bad[0]} is not finite, {finite[-1]} was" if bad else "all is finite"
+    return f"{bad[0]} is not finite; the last finite one was {finite[-1]}" if bad else "all is finite"
 
 
 for scale in (2.0**16, 2.0**30):
@@ -264,7 +264,7 @@ print(f"predicted: scale 2^{30 - predicted}, {predicted} skipped steps")
 print(f"measured:  scale 2^{math.log2(settled.scale):.0f}, {settled.step} skipped steps")
 later = falling[settled.step:]
 print(f"after the search: {sum(r.skipped for r in later)} of {len(later)} steps skipped")
-show(draw_scale(falling, title="A healthy scale: it searches, and then it saws"),
+show(draw_scale(falling, title="A healthy scale: it searches, and then it saws (it doubles after 10 good steps)"),
      alt="The scale falls from 2^30 by a skip a step, then rises and falls again like a saw, with a skip at each tip.")
 
 # %% [markdown]
@@ -309,7 +309,7 @@ in_bf16 = [fine_tune(BF16, lr) for lr in (1.5e-5, 3e-5, 6e-5)]
 in_fp32_weights = fine_tune(FP32, 3e-5)
 
 # %% [markdown]
-# **Read it.** Most updates are swallowed, without a NaN or a skip. Cure: fp32 weights, or an optimizer with an fp32 copy.
+# **Read it.** Most updates are swallowed, as predicted, without a NaN or a skip. Cure: fp32 weights, or an optimizer with an fp32 copy.
 # **transformers 5** loads a checkpoint [in its own dtype](https://github.com/huggingface/transformers/pull/42805), often bf16, even
 # under `bf16=True`: pass `dtype=torch.float32`.
 #
