@@ -106,10 +106,10 @@ def _draw_twin(axes: Axes, row: int, name: str, records: Sequence[StepRecord]) -
         axes.annotate(
             f"{name} ends",
             (last, values[last]),
-            xytext=(-4, 26 + 12 * row),
+            xytext=(8, 26 + 12 * row),
             textcoords="offset points",
-            ha="right",
             fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             arrowprops={"arrowstyle": "->", "shrinkB": 4},
         )
 
@@ -207,8 +207,10 @@ def _legend_once(axes: Axes) -> None:
         handles.keys(),
         fontsize=9,
         ncols=3,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.22),
+        handlelength=1.6,
+        columnspacing=1.0,
+        loc="upper left",
+        bbox_to_anchor=(-0.05, -0.22),
     )
 
 
