@@ -1,12 +1,13 @@
-"""Figures of the flight recorder: one run in four panels, twins side by side, maps of zeros."""
+"""Figures of the flight recorder: one run in four panels, twins side by side, what a scaler does."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 14
 BAD = "#bd1f01"
+RINGED = "ring: last layer's gradients zero"
 DEAD = 0.9  # of a layer's gradient is zero: what it put out was zero, too
-STYLES = ("o-", "s--", "^:")
+STYLES = ("o-", "s-", "^:")  # of twins, each thinner than the one below it: equal losses show all
+SIZES, WIDTHS = (9, 6, 3), (6.0, 3.2, 1.2)
+SMALLEST_FP16 = 2.0**-24
 
 
 def draw_flight(records: Sequence[StepRecord], *, title: str = "Flight recorder") -> Figure:
@@ -63,7 +67,7 @@ def draw_twins(
         log: a logarithmic axis of losses.
     """
     with course_style():
-        figure = Figure(figsize=(10, 3.4), layout="constrained")
+        figure = Figure(figsize=(10, 4.0), layout="constrained")
         losses, scale = figure.subplots(1, 2, width_ratios=[3, 2])
         for row, (name, records) in enumerate(runs.items()):
             _draw_twin(losses, row, name, records)
@@ -79,40 +83,87 @@ def draw_twins(
             axes.set_xlim(-0.7, max(map(len, runs.values())) - 0.3)
             if mark:
                 axes.axvline(mark[0], color="#555555", lw=1, ls=":", label=mark[1])
-        losses.legend(loc="best", fontsize=9)
+        _legend_once(losses)
         figure.suptitle(title, x=0.01, ha="left", fontsize=13)
         print_evidence(figure, [Evidence.MEASURED])
     return figure
 
 
 def _draw_twin(axes: Axes, row: int, name: str, records: Sequence[StepRecord]) -> None:
-    """A loss, hollow where the last layer got zeros only, and where it ends for good."""
+    """A loss, ringed where the last layer got zeros only, with ticks where it is not finite."""
     steps, values = _finite(records, [r.loss for r in records])
     last = max((r.step for r in records if math.isfinite(r.loss)), default=-1)
     ends = "" if last == len(records) - 1 else f": NaN from step {last + 1}"
-    (line,) = axes.plot(steps, values, STYLES[row], ms=(8, 5, 3)[row], label=name + ends)
+    style: dict[str, Any] = {"ms": SIZES[row], "lw": WIDTHS[row], "label": name + ends}
+    axes.plot(steps, values, STYLES[row], **style)
     dead = [r.step for r in records if r.layers and [*r.layers.values()][-1].zero > DEAD]
     if dead:
         heights = [values[step] for step in dead]
-        label = f"{name}: last layer's gradients zero"
-        axes.plot(dead, heights, "o", ms=11, mfc="none", color=line.get_color(), label=label)
+        axes.plot(dead, heights, "o", ms=12, mfc="none", color="black", label=RINGED)
+    gaps = [r.step for r in records[:last] if not math.isfinite(r.loss)]
+    _mark_not_finite(axes, gaps, label="loss not finite")
     if ends and last >= 0:
-        axes.plot([last], [values[last]], "x", color=BAD, ms=10, mew=2)
+        axes.annotate(
+            f"{name} ends",
+            (last, values[last]),
+            xytext=(8, 26 + 12 * row),
+            textcoords="offset points",
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            arrowprops={"arrowstyle": "->", "shrinkB": 4},
+        )
 
 
-def draw_zeros(runs: Mapping[str, Sequence[StepRecord]], *, title: str) -> Figure:
-    """One map a run, above each other: which share of each layer's gradient is zero, by step."""
+def draw_scale(records: Sequence[StepRecord], *, title: str) -> Figure:
+    """The loss scale of a long run: its search, up to the first step taken, and its saw after it."""
+    found = next((r.step for r in records if not r.skipped), len(records))
     with course_style():
-        figure = Figure(figsize=(10, 0.7 + 2.3 * len(runs)), layout="constrained")
-        for axes, (name, records) in zip(
-            figure.subplots(len(runs), 1, squeeze=False)[:, 0], runs.items(), strict=True
-        ):
-            _draw_layers(figure, axes, records)
-            zeros = [share.zero for r in records for share in r.layers.values()]
-            ends = f"loss {records[0].loss:.2f} to {records[-1].loss:.2f}"
-            axes.set_title(f"{name}: {ends}, {sum(zeros) / len(zeros):.0%} of the gradients zero")
-            axes.set_xlabel("step")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=13)
+        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        axes = figure.subplots()
+        _draw_scale(axes, records)
+        axes.axvspan(-0.5, found - 0.5, color="#dddddd", lw=0, label="search: no step taken yet")
+        axes.legend(loc="upper right")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss scale")
+        axes.set_xlim(-0.7, len(records) - 0.3)
+        axes.set_title(title)
+        print_evidence(figure, [Evidence.MEASURED])
+    return figure
+
+
+def draw_gradient_sizes(gradients: torch.Tensor, scale: float, *, title: str) -> Figure:
+    """Sizes of fp32 gradients beside what becomes zero in fp16, as they are and times a scale."""
+    sizes = gradients.detach().abs().flatten()
+    exponents = sizes[sizes > 0].log2().numpy()
+    floor, top = math.log2(SMALLEST_FP16 / 2), math.log2(torch.finfo(torch.float16).max)
+    with course_style():
+        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        axes = figure.subplots()
+        looks: list[tuple[float, dict[str, Any], str]] = [
+            (0.0, {"color": "#ffa90e", "hatch": "//"}, "as they are"),
+            (math.log2(scale), {"color": "#3f90da"}, f"times {scale:,.0f}"),
+        ]
+        for shift, look, name in looks:
+            lost = float((exponents + shift < floor).mean())
+            low, high = math.floor(exponents.min()), math.ceil(exponents.max())
+            label = f"{name}: {lost:.0%} become zero in fp16"
+            bins = np.arange(low, high + 1) + shift
+            axes.hist(exponents + shift, bins=bins, edgecolor="white", label=label, **look)
+        axes.set_xlim(min(exponents.min(), floor) - 2, top + 2)
+        axes.axvspan(axes.get_xlim()[0], floor, color="#dddddd", lw=0, zorder=0)
+        for place, told in [(floor, "zero in fp16"), (top, "65,504")]:
+            axes.axvline(place, color="black", lw=1)
+            where: dict[str, Any] = {
+                "transform": axes.get_xaxis_transform(),
+                "ha": "right",
+                "va": "top",
+            }
+            axes.text(place - 0.3, 0.97, told, fontsize=10, **where)
+        axes.set_xlabel("size of a gradient, as a power of two")
+        axes.set_ylabel("gradients")
+        axes.set_title(title)
+        axes.margins(y=0.35)
+        axes.legend(loc="upper right", bbox_to_anchor=(0.9, 1))
         print_evidence(figure, [Evidence.MEASURED])
     return figure
 
@@ -146,6 +197,21 @@ def _draw_norms(axes: Axes, records: Sequence[StepRecord]) -> None:
         axes.set_yscale("log")
     axes.set_title("norm of the gradients, unscaled")
     _legend_above_the_curve(axes)
+
+
+def _legend_once(axes: Axes) -> None:
+    """Below the panel, each label once: twins share the ring."""
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(
+        handles.values(),
+        handles.keys(),
+        fontsize=9,
+        ncols=3,
+        handlelength=1.6,
+        columnspacing=1.0,
+        loc="upper left",
+        bbox_to_anchor=(-0.05, -0.22),
+    )
 
 
 def _legend_above_the_curve(axes: Axes) -> None:
@@ -185,15 +251,25 @@ def _draw_layers(figure: Figure, axes: Axes, records: Sequence[StepRecord]) -> N
     image = axes.imshow(zero, cmap="Blues", **options)
     axes.imshow(bad, cmap=ListedColormap([BAD]), **options)
     every = math.ceil(len(names) / MOST_NAMES)
-    axes.set_yticks(range(0, len(names), every), names[::every], fontsize=9)
+    told = [_row_label(name, zero[row][bad[row] != 1]) for row, name in enumerate(names)]
+    axes.set_yticks(range(0, len(names), every), told[::every], fontsize=9)
     axes.grid(False)
     rows, columns = np.nonzero(bad == 1)
     axes.plot(columns, rows, "x", color="white", ms=4, mew=0.8)
-    axes.set_title("gradients of parameters (x: not finite)")
+    axes.set_title("zero gradients (x: not finite)")
     figure.colorbar(image, ax=axes, label="share of zeros")
 
 
-def _mark_not_finite(axes: Axes, steps: Sequence[int]) -> None:
+def _row_label(name: str, zero: np.ndarray) -> str:
+    """A layer's name and its mean share of zeros in its finite steps: 98.5% looks like 100%."""
+    shares = zero[np.isfinite(zero)]
+    if not shares.size:
+        return name
+    share = 100 * float(shares.mean())
+    return f"{name}  {min(share, 99.9) if share < 100 else 100:.3g}%"
+
+
+def _mark_not_finite(axes: Axes, steps: Sequence[int], label: str = "not finite") -> None:
     if steps:
         height = [0.03] * len(steps)
         axes.plot(
@@ -204,7 +280,7 @@ def _mark_not_finite(axes: Axes, steps: Sequence[int]) -> None:
             ms=9,
             mew=2,
             transform=axes.get_xaxis_transform(),
-            label="not finite",
+            label=label,
         )
 
 
@@ -222,6 +298,6 @@ def _positive(
     return steps, [v if v > 0 else math.nan for v in finite]
 
 
-__all__ = ["draw_flight", "draw_twins", "draw_zeros"]
+__all__ = ["draw_flight", "draw_gradient_sizes", "draw_scale", "draw_twins"]
 
 check_public(globals())

@@ -105,9 +105,13 @@ def draw_bits(format: str, value: float, flip: str = "no bit") -> tuple[Figure, 
     bits = _flipped(form, form.encode(value), flip)
     told = _sentences(form, value, bits, flip)
     with course_style():
-        figure, axes = empty_figure(11, 2.9)
-        for place, bit in enumerate(bits):
+        figure, axes = empty_figure(11 * max(form.bits, 24) / 32, 2.9)
+        for place, (bit, before) in enumerate(zip(bits, form.encode(value), strict=True)):
             _draw_bit(axes, form, place, bit)
+            if bit != before:
+                axes.add_patch(
+                    Rectangle((place, 0), 1, 1, fill=False, edgecolor="black", lw=3, zorder=3)
+                )
         widths = [1, form.exponent_bits, form.mantissa_bits]
         centres = [0.5, 1 + widths[1] / 2, 1 + widths[1] + widths[2] / 2]
         for x, name in zip(centres, ("sign", "exponent", "mantissa"), strict=True):

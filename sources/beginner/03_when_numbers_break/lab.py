@@ -30,9 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils import check, show
+from utils import check, explore, show
 from utils.labs.faulty_runs import FAULTS, mystery_runs, spoiled_run
 from utils.lessons.lesson_03.flight import draw_flight
+from utils.lessons.lesson_03.format_figures import draw_bits
 
 # %% [markdown]
 # ## Exercise 1: read the bits
@@ -41,7 +42,13 @@ from utils.lessons.lesson_03.flight import draw_flight
 # string of "0"s and "1"s: sign, exponent, mantissa. The bias is $2^{x-1} - 1$ for $x$ exponent bits.
 # An exponent of all zeros means a subnormal number (or zero), one of all ones means infinity
 # (mantissa zero) or NaN. It must work for any split: fp16 is 5 and 10, bf16
-# is 8 and 7. (fp8 e4m3, without infinity, is left out.)
+# is 8 and 7. (fp8 e4m3, without infinity, is left out.) Look at some patterns first:
+
+# %% jupyter={"source_hidden": true}
+show(*draw_bits("bf16", 0.1, "first exponent bit"))
+explore(draw_bits, format=["fp32", "tf32", "bf16", "fp16"],
+        value=[0.1, 1.0, 1.001, 2049.0, 65504.0, 70000.0, 1e-7, 2e-8, 1e-40],
+        flip=["no bit", "sign bit", "first exponent bit", "last exponent bit", "first mantissa bit", "last mantissa bit"])
 
 # %%
 def decode_float(bits: str, exponent_bits: int, mantissa_bits: int) -> float:

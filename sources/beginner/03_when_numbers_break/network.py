@@ -1,4 +1,4 @@
-"""The small network of lesson 03, of blocks whose norm the lesson chooses."""
+"""The small network of lesson 03, of blocks whose norm the lesson chooses, and the gradients between them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,19 @@ def network(norm: Callable[[int], nn.Module]) -> nn.Sequential:
     torch.manual_seed(0)
     first, blocks = nn.Linear(FEATURES, WIDTH), [Block(norm) for _ in range(2)]
     return nn.Sequential(first, *blocks, norm(WIDTH), nn.Linear(WIDTH, CLASSES))
+
+
+def passed_back(
+    model: nn.Sequential, loss_of: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor
+) -> torch.Tensor:
+    """All gradients that come back to the outputs of a model's layers in one step, in one row."""
+    found: list[torch.Tensor] = []
+
+    def watch(module: nn.Module, given: object, out: torch.Tensor) -> None:
+        out.register_hook(lambda gradient: found.append(gradient.flatten()))
+
+    hooks = [layer.register_forward_hook(watch) for layer in model]
+    loss_of(model(inputs)).backward()
+    for each in hooks:
+        each.remove()
+    return torch.cat(found)
