@@ -58,7 +58,7 @@ from utils.lessons.lesson_18.volumes import told_megabytes
 # ## 1. Where the bytes go
 #
 # Eight H100s would train Qwen2.5-7B with flash attention, states sharded by FSDP2. The picture has what the caching allocator
-# reserves in the simulator, and a margin of 16%: a published run lay that far above its simulation (section 5). Around a ring the
+# reserves in the simulator, and a margin of 16%: a published fp8 run lay that far above our bf16 simulation (section 5). Around a ring the
 # eight GPUs share one sequence; else each has its own. *Both* is chunked loss and checkpoints. A *tiled* MLP takes 8,192
 # tokens at a time, and computes them once more in backward. New words: [glossary](../00_glossary.ipynb).
 
@@ -89,7 +89,7 @@ print(f"the GPU has {room_bytes / 2**30:.1f} GiB; 28 blocks' inputs: 28 x 131,07
 # ## 2. Attention in blocks, around a ring
 #
 # At 512k all this is too much. Context parallelism divides the *tokens*, attention's work, too. (Megatron's *sequence
-# parallelism* divides tokens outside of attention only.) Four ranks hold two of eight *pieces* each: neighbours (*in order*), or
+# parallelism* divides tokens outside of attention and MLP only.) Four ranks hold two of eight *pieces* each: neighbours (*in order*), or
 # one from the front and one from the back (*zigzag*). Queries stay. Keys and values **go around a ring**; from here on *keys* means
 # both. After four *rounds* every rank has met all keys:
 
@@ -348,8 +348,7 @@ for name, (way, zigzag, numbers) in WAYS.items():  # Ulysses in order: its joine
     assert found.gap < 1e-13 and sent == numbers * unit, f"{name} sends something else than its formula"
 
 # %% [markdown]
-# **Read it.** Ulysses' part for queries falls with $n$, and for keys until $n$ reaches $K$. (Gathered and Ulysses are equal by
-# chance.)
+# **Read it.** Ulysses' part for queries falls with $n$, and for keys until $n$ reaches $K$.
 #
 # **Question.** Qwen2.5-7B has 28 query heads and 4 key-value heads. Over how many of a node's eight GPUs, at most, can
 # this page's `ulysses` share one of its sequences?
@@ -415,7 +414,8 @@ for name, (way, zigzag, _) in WAYS.items():
 
 # %% [markdown]
 # A long row is mostly several documents. They are **packed**: a token sees its own document's, a document's last token has no
-# target, positions restart. Ulysses takes the mask as it is, since a rank has all tokens.
+# target, positions restart. Ulysses takes this mask as it is, since a rank has all tokens; at 128k it
+# would be 16 GiB, and kernels take the documents' ends instead.
 
 # %%
 document = torch.arange(3).repeat_interleave(torch.tensor((24, 8, 32)))
@@ -462,9 +462,6 @@ assert sent == 28 * (4 * (GPUS - 1) + 2 * (GPUS - 1) + 4 * GPUS) * 2 * 131_072 /
 score("18", ours)  # a row of your scoreboard
 
 # %% [markdown]
-# **Read it.** States and gathered weights stay. The activations are an eighth of the blocks' inputs, and the head's weight in bf16,
-# which the loss keeps.
-#
 # What do real runs reach? torchtitan trained Llama 3.1 8B and 405B on H100s of **96 GB** at 500 W, compiled, linear
 # layers in fp8; its table does not say whether by ring or gather. A token costs four forwards in linear layers, and 4.5 in
 # attention (flash's backward costs 2.5). The last column takes linear layers at once, twice and four times
@@ -485,12 +482,13 @@ for name, rows in runs.items():
         print(f"{name}, {row}: {slower:.2f} times the first row's time a token; beyond arithmetic", *(f"{each:.2f}" for each in left[name]))
 
 # %% [markdown]
-# **Read it.** Tokens **a rank** decide the memory: 84 GiB at 32k and at 262k. The 16% are this one run's, on a roomier card:
-# a loose margin. At CP 8 the 8B takes 7.10 times as long a token. Arithmetic leaves a factor of 1.90 where linear layers ran at
-# attention's rate, and 1.17 at four times that; of the 405B, with TP and PP beside CP, 2.25 and 1.18. What CP costs lies between.
+# **Read it.** Tokens **a rank** decide the 8B's memory: 84 GiB at 32k and at 262k. The 16% are this one run's, on a roomier card.
+# At CP 8 the 8B takes 7.10 times as long a token. Arithmetic leaves a factor of 1.90 where linear layers ran at
+# attention's rate, and 1.17 at four times that; of the 405B, with TP and PP beside CP, 2.25 and 1.18. At CP 2 the latter falls
+# below 1: these splits are guesses.
 #
 # **When do messages hide?** With $c$ tokens a rank, a round's attention grows with $c^2$, and its messages with $c$. Llama 3 405B
-# reached 380 TFLOP/s at 131,072 tokens (published, bf16):
+# reached 380 TFLOP/s at 131,072 tokens (published, bf16), as a whole step; attention alone is faster:
 
 # %%
 def round_seconds(shape, bandwidth, c, attention_flops=LLAMA_3_FLOPS):
@@ -517,8 +515,8 @@ for s in (131_072, 1_048_576):
 print("backward's messages hide from", *(f"{128 * found[128][3] / found[128][2]:,.0f} tokens a rank over {where};" for where, found in rounds.items()))
 
 # %% [markdown]
-# **Read it.** 351 tokens a rank are enough in a node, and 2,714 across nodes: at 16,384 nearly all hides. At 1M attention's rate
-# decides the step. The verdict:
+# **Read it.** By bandwidth alone 351 tokens a rank are enough in a node, and 2,714 across nodes. Starting a message takes some 10 us
+# more, and attention twice as fast needs twice the tokens. At 16,384 nearly all hides. The verdict:
 
 # %% jupyter={"source_hidden": true}
 pcie, slow = link("PCIe 5 x16").sustained_bytes_per_second, [f(map(f, left.values())) for f in (max, min)]
@@ -535,9 +533,10 @@ for line, tokens in VERDICT:
 
 # %% [markdown]
 # **Read it.** At 128k and 256k you need no ring: each GPU trains on its own sequence. But its checkpoints fill 392 GiB of the host at
-# 256k, and a step takes 210 s. At 512k that fits with half the margin only; a ring of eight takes 60 GiB. At 1M the ring needs
-# the host, too, or 16 GPUs. At best it costs no speed; slowed as torchtitan's runs, it loses up to a little over half. ALST keeps
-# more on the host: 500k tokens of an 8B on one H100 (published).
+# 256k (448 where PyTorch pins, in powers of two), and a step takes 210 s. At 512k that fits with half the margin only, while states stay on
+# the GPU; a ring of eight takes 60 GiB. At 1M the ring needs the host, too, or 16 GPUs. So TRL trains Qwen3-8B on eight H100s:
+# [380 s a step, 56.2 GB](https://huggingface.co/docs/trl/en/long_context_training) (published), 345 tokens/s a GPU: more than the slowed figures.
+# ALST keeps more on the host: 500k tokens of an 8B on one H100 (published).
 #
 # ## Break it, diagnose it
 #
@@ -674,8 +673,7 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # loss.backward()
 # ```
 #
-# **Look at** `batch["position_ids"]`: from them transformers (5.23) makes the mask of SDPA and eager, but not where there is a cache
-# or an `attention_mask`. Packed **and** shared, with keys gathered:
+# Packed **and** shared, with keys gathered:
 #
 # ```python
 # # In the model's attention. q, k, v (1, heads, S / cp, D) are of this GPU's tokens; `own` (S / cp,) has their places in the row, whether in
@@ -687,7 +685,7 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # # Once. (PyTorch's own way is private: `_context_parallel_shard`, with a load balancer for documents.)
 # flex, block_mask = torch.compile(flex_attention), torch.compile(create_block_mask)
 #
-# def gathered(x, dim):  # from all GPUs, in their order; its gradient is summed over them, and split again
+# def gathered(x, dim):  # from all GPUs, in their order; its gradient is summed over them in bf16 (section 2), and split again
 #     return DTensor.from_local(x, mesh["cp"], [Shard(dim)]).full_tensor(grad_placements=[Partial()])
 #
 # order = gathered(own, 0)
