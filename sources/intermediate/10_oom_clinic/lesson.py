@@ -412,7 +412,7 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # First row: each worker prepares `prefetch_factor` batches ahead, in shared memory. Here a batch has 6 MiB; one more is in the
 # loop:
 
-# %%
+# %% jupyter={"source_hidden": true}
 found = run_loader(workers=4, prefetch=8, dtype="float32")
 print(f"4 workers, 8 ahead, batches of {format_bytes(batch_bytes('float32'))}: {found}")
 print(f"the same images as stored bytes: {format_bytes(4 * 8 * batch_bytes('uint8'))} (predicted)")
