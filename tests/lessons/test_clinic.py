@@ -27,15 +27,17 @@ from utils.clinic import (
     smallest_capacity,
 )
 from utils.lessons.lesson_10 import full_loader
-from utils.lessons.lesson_10.death import death_of
+from utils.lessons.lesson_10.death import death_of, more_on_the_card
 from utils.lessons.lesson_10.host import batch_bytes, run_loader
 from utils.lessons.lesson_10.kernel import run_cells
+from utils.lessons.lesson_10.listing import loops
 from utils.lessons.lesson_10.messages import PUBLISHED
-from utils.lessons.lesson_10.one_segment import one_segment_bytes
+from utils.lessons.lesson_10.one_segment import expandable_bytes
 from utils.lessons.lesson_10.seven import seven
-from utils.memory import OverBudgetError
+from utils.memory import MemoryTimeline, OverBudgetError
+from utils.memory.events import Allocation
 from utils.techniques import checkpoint_blocks
-from utils.units import MIB
+from utils.units import MIB, Category, Phase
 
 # Bytes beside the line of the budget: what a kernel's scratch memory may add or take away.
 MARGIN = 0.03
@@ -172,16 +174,46 @@ def test_a_long_batch_is_over_its_budget_and_its_tokens_in_parts_are_not() -> No
     assert patient.complaint.startswith("It ran for hours")
 
 
-def test_one_segment_holds_what_is_alive_and_less_than_many(
+def test_expandable_segments_hold_what_is_alive_and_less_than_many(
     before: dict[str, Examination],
 ) -> None:
     found = before["fragmentation"]
-    size = one_segment_bytes(found.run.timeline)
+    size = expandable_bytes(found.run.timeline)
     assert found.run.peak_bytes <= size < found.bytes, "in whole pages, without the small holes"
+    assert size % (20 * MIB) == 2 * MIB, "its small tensors take a page of their own pool"
+
+
+def test_pages_come_by_pool_and_a_hole_is_used_again() -> None:
+    def at(start: int, end: int | None, size: int) -> Allocation:
+        return Allocation(0, size, start, end, Category.ACTIVATIONS, Phase.FORWARD, "")
+
+    whole = (at(1, 4, 12 * MIB), at(2, None, 12 * MIB), at(3, None, 1024))
+    again = (*whole, at(5, None, 8 * MIB))
+    for allocations in (whole, again):
+        size = expandable_bytes(MemoryTimeline(allocations, (), 0, 9))
+        assert size == (40 + 2) * MIB, "24 MiB take two large pages, and the hole serves 8 MiB"
+    large = (*whole, at(5, None, 17 * MIB))
+    assert expandable_bytes(MemoryTimeline(large, (), 0, 9)) == (60 + 2) * MIB, "no hole of 12 does"
+
+
+def test_the_recorded_card_has_more_alive_than_the_run(before: dict[str, Examination]) -> None:
+    more = dict(more_on_the_card(before["fragmentation"]))
+    assert more["other"] == 32 * MIB and all(size >= MIB for size in more.values())
+
+
+def test_a_loop_is_shown_without_what_all_have() -> None:
+    shown = loops(seven().values()).data
+    for name, patient in seven().items():
+        assert f'# {name}: "{patient.complaint}"' in shown
+    assert "AdamW(model.parameters(), lr=1e-3, foreach=True)" in shown, "its optimizer"
+    assert "logits.logsumexp" in shown and "seen.append" in shown, "the lines of the faults"
+    assert "zero_grad" not in shown and "generator = " not in shown and "def " not in shown
 
 
 def test_a_published_message_says_where_it_can_be_read() -> None:
     assert PUBLISHED[1].url == "https://github.com/kerrj/lerf/issues/73"
+    assert PUBLISHED[-1].url == PUBLISHED[-2].url == "https://github.com/murong-xu/CADS/issues/4"
+    assert "told there" in str(PUBLISHED[0]) and "told there" not in str(PUBLISHED[1])
 
 
 def test_cells_run_in_a_kernel_of_their_own_and_go_on_after_an_error() -> None:

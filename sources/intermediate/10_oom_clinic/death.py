@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evidence.record import recorded
 from utils.checked import check_public
 from utils.clinic import Examination
 from utils.memory import OverBudgetError
 from utils.simulation.cuda_allocator import CachingAllocator, replayed, requests
+from utils.units import MIB
 
 from .views import Segment
 
@@ -19,6 +21,11 @@ class Death:
     segments: tuple[Segment, ...]
     asked_bytes: int
     steps_done: int
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(size for segment in self.segments for size, _ in segment.blocks)
 
     @property
     def holes(self) -> list[int]:
@@ -47,6 +54,13 @@ def death_of(found: Examination, capacity_bytes: int | None = None) -> Death:
     raise ValueError(f"{found.patient.name} does not die: the GPU serves every request.")
 
 
+def more_on_the_card(found: Examination) -> list[tuple[str, int]]:
+    """Categories of which the recorded GPU's peak of the script as it came has a MiB or more beyond a run's peak."""
+    card = next(record for record in recorded("oom_fragmentation") if record.on_gpu).rows[0]
+    more = ((name, size - found.run.breakdown[name]) for name, size in card["breakdown"].items())
+    return [(name, size) for name, size in more if size >= MIB]
+
+
 def named_segments(found: Examination, allocator: CachingAllocator) -> tuple[Segment, ...]:
     """Each segment's blocks in order, with the category of what is alive; "" for a free one."""
     layout, blocks = allocator.layout(), found.run.timeline.allocations
@@ -59,6 +73,6 @@ def named_segments(found: Examination, allocator: CachingAllocator) -> tuple[Seg
     )
 
 
-__all__ = ["Death", "death_of", "named_segments"]
+__all__ = ["Death", "death_of", "more_on_the_card", "named_segments"]
 
 check_public(globals())

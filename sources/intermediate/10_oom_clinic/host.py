@@ -33,8 +33,9 @@ class HostRun:
         return any(self.shared_bytes)
 
     def __str__(self) -> str:
-        seen = ", ".join(format_bytes(size) for size in self.shared_bytes)
-        return f"{format_bytes(self.waiting_bytes)} (predicted); {seen} (measured)"
+        seen = ", ".join(dict.fromkeys(map(format_bytes, self.shared_bytes)))
+        moments = f"measured at {len(self.shared_bytes)} moments"
+        return f"{format_bytes(self.waiting_bytes)} wait (predicted); {seen} shared ({moments})"
 
 
 def batch_bytes(dtype: str) -> int:

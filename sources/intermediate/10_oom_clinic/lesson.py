@@ -43,53 +43,50 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from utils import MIB, Evidence, check, draw_timeline, format_bytes, recorded_table, score, show
-from utils.clinic import LOSS_TOLERANCE, examine, examine_over_budget
+from utils import MIB, Evidence, check, format_bytes, recorded_table, score, show
+from utils.clinic import LOSS_TOLERANCE, examine, examine_over_budget, replay
 from utils.lessons.lesson_10 import cures as general_cures
-from utils.lessons.lesson_10.death import death_of, named_segments
+from utils.lessons.lesson_10.death import death_of, more_on_the_card, named_segments
 from utils.lessons.lesson_10.host import batch_bytes, run_loader
 from utils.lessons.lesson_10.kernel import FAILS, run_cells
-from utils.lessons.lesson_10.listing import script
+from utils.lessons.lesson_10.listing import loops, script
 from utils.lessons.lesson_10.messages import PUBLISHED
-from utils.lessons.lesson_10.one_segment import one_segment_bytes
+from utils.lessons.lesson_10.one_segment import expandable_bytes
 from utils.lessons.lesson_10.pages import write_snapshot_page, write_trace_page
 from utils.lessons.lesson_10.seven import LENGTHS, seven
 from utils.lessons.lesson_10.snapshot import read_snapshot, write_snapshot
 from utils.lessons.lesson_10.steps import by_step, step_ends
-from utils.lessons.lesson_10.views import (FullCard, PatientBytes, draw_alive, draw_four_ways, draw_peak, draw_segments,
-                                           draw_steps, draw_ward)
+from utils.lessons.lesson_10.views import (FullCard, PatientBytes, Pieces, draw_alive, draw_four_ways, draw_peak,
+                                           draw_segments, draw_stacked, draw_steps, draw_ward)
 
 # %% [markdown]
 # ## 1. Read the error, then count between steps
 #
-# PyTorch's error names sizes and no tensor. Five people's errors (published), and the lines that read them:
+# PyTorch's error names sizes and no tensor. Six published errors, and the lines that read them:
 
 # %%
-for message in PUBLISHED:
-    print(f"{message.url}\n{message.text.partition(' If reserved')[0]}\n")
+print(*PUBLISHED, sep="\n\n")
 SIZE = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 FIELDS = {"asked for": r"allocate ([\d.]+) (\w+)", "card": r"(?:capaci?ty of|device has) ([\d.]+) (\w+)",
           "tensors": r"([\d.]+) (\w+) (?:is|are) allocated", "in pieces": r"([\d.]+) (\w+) (?:is|are) reserved",
           "free": r"([\d.]+) (\w+) is free", "process": r"this process has ([\d.]+) (\w+)"}
-PARTS = {"tensors": "", "in pieces": "a", "this process, else": "b1", "other processes": "b2", "free": ""}
+PARTS = {"tensors": "", "in pieces": "a", "this process, else": "b1", "other processes": "b2", "no process named": "b1 or b2", "free": ""}
 
 
 def parts_of(text):
     """Bytes of the request, the card and its parts."""
     size = {name: float(n) * SIZE[unit] for name, field in FIELDS.items() for n, unit in re.findall(field, text)[:1]}
+    if missing := {"asked for", "card", "tensors", "in pieces"} - size.keys():
+        raise ValueError(f"The error does not say: {', '.join(sorted(missing))}. PyTorch before 2.1 words it otherwise.")
     ours = size["tensors"] + size["in pieces"]
-    numbered = [float(n) * SIZE[unit] for n, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+)", text)]
-    process = size.get("process", max((held for held in numbered if held >= ours), default=ours))
-    free = size.get("free", size["card"] - process)
-    return size | {"free": free, "this process, else": process - ours, "other processes": size["card"] - free - process}
-
-
-def verdict(parts, least=0.1):
-    """What the parts say; one with a share below `least` of the card is not the cause."""
-    found = [letter for name, letter in PARTS.items() if letter and parts[name] > least * parts["card"]]
-    if parts["in pieces"] + parts["free"] < parts["asked for"]:  # whole, they would not do either
-        found = [letter for letter in found if letter != "a"]
-    return ", ".join(found) or "c or d"
+    numbered = sorted((float(n) * SIZE[unit] for n, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+)", text)), reverse=True)
+    # "this process", or in a container, where none is called so, the largest that can hold our bytes
+    process = next((held for held in ([size["process"]] if "process" in size else numbered) if held >= ours), None)
+    free = size.get("free", size["card"] - ours)
+    rest, own = size["card"] - free - ours, process - ours if process else 0
+    named = {"this process, else": own, "other processes": max(rest - own, 0), "no process named": 0}
+    unnamed = {"this process, else": 0, "other processes": 0, "no process named": rest}
+    return size | {"free": free} | (named if process else unnamed)
 
 
 # %% [markdown]
@@ -104,27 +101,42 @@ before = {name: examine_over_budget(patient) for name, patient in patients.items
 errors = {message.source: parts_of(message.text) for message in PUBLISHED}
 errors["fragmentation (simulated)"] = parts_of(before["fragmentation"].complaint)
 death = death_of(before["fragmentation"])
-shared = FullCard({name: errors["chatdoc-com/OCRFlux issue 42"][name] for name in PARTS}, "OCRFlux issue 42", [*PARTS][2:4])
-show(draw_four_ways(death.segments, death.asked_bytes, shared, before["kept_graph"], before["long_batch"]),
-     alt="Four panels. a: segments half full, none with room for the request. b: a card of which other processes hold a fifth. "
+names = {"logits and loss": "kept features", "inputs": "inputs, room for features"}
+pieces = Pieces(death.segments, death.asked_bytes, patients["fragmentation"].limit_bytes, names)
+shared = FullCard({name: size for name in PARTS if (size := errors[PUBLISHED[0].source][name])},
+                  PUBLISHED[0].source.partition("/")[2], [*PARTS][2:5])
+show(draw_four_ways(pieces, shared, before["kept_graph"], before["long_batch"]),
+     alt="Four panels. a: segments half full, none with room for the request. b: a card of which another process holds most. "
          "c: a staircase, on which each step's peak is marked; from the fifth on the peaks are over the budget. d: low teeth, and "
          "one that towers over the budget.")
 
 # %%
+def verdict(parts, least=0.1):
+    """Letters of the parts with a share of `least` of the card or more, the largest first; a needs bytes enough."""
+    serves = parts["in pieces"] + parts["free"] >= parts["asked for"]
+    large = [name for name, letter in PARTS.items() if letter and parts[name] >= least * parts["card"] and (serves or letter != "a")]
+    found = [PARTS[name] for name in sorted(large, key=parts.get, reverse=True)] or ["c or d"]
+    return ", ".join(found + ["a"] * (serves and "a" not in found))
+
+
 print("fragmentation:", before["fragmentation"].complaint)
 shares = {source: {name: f"{parts[name] / parts['card']:.0%}" for name in ("asked for", *PARTS)}
+          | {"(pieces + free) / asked": f"{(parts['in pieces'] + parts['free']) / parts['asked for']:.2f}"}
           | {f"verdict at {least:.0%}": verdict(parts, least) for least in (0.05, 0.1, 0.2)} for source, parts in errors.items()}
 pd.DataFrame(shares).T
 
 # %% [markdown]
-# **Read it.** Shares are of the card. Four questions, in this order:
+# **Read it.** Shares are of the card. Four questions:
 #
-# - **a.** *Would "free" and "in pieces" together have served the request, and are the pieces a tenth of the card or more?* The
-#   bytes are there, in pieces too small.
+# - **a.** *Would "in pieces" and "free" together have served the request?* The bytes are there, in pieces too small. EveryVoice's
+#   pieces are 1% of its card: joined, they serve one such request, so a stands last.
 # - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library, NCCL, the CUDA context. **b2**: other
-#   processes; `nvidia-smi` names them. OCRFlux ran in a container, where no process is called "this": the largest is ours.
-# - **c.** *If not, tensors fill the card. Do they grow from step to step?* Something is kept. Count what is alive after each step.
-# - **d.** *If not, one moment is too large*, such as CADS' single request for 72% of its card.
+#   processes; `nvidia-smi` names them.
+# - **c.** *If not, the bytes are in use. Do they grow from step to step?* Something is kept. Count what is alive after each step.
+# - **d.** *If not, one moment is too large.* CADS asked twice for 72% of its card: one error says a, the other is 3% short of it.
+#   Only an unbroken card serves such a request.
+#
+# **Your turn.** The seven complaints and loops follow, then what the meter found. Which letter is each?
 
 # %%
 def after_steps(found):
@@ -133,23 +145,26 @@ def after_steps(found):
 
 longer = {"large_vocabulary": examine(patients["large_vocabulary"].edited({"STEPS = 2": "STEPS = 3"}))}
 triage = {}
+display(loops(patients.values()))
 for name, found in (before | longer).items():
-    print(f"{name}: \"{patients[name].complaint}\"")
     alive = after_steps(found)  # the first step makes the optimizer's state: count from the second
     triage[name] = {"peak in": found.run.peak_phase, "largest": max(found.run.breakdown, key=found.run.breakdown.get),
                     "grows per step (MiB)": (alive[-1] - alive[1]) / (len(alive) - 2) / MIB,
                     "peak alive (MiB)": found.run.peak_bytes / MIB, "budget (MiB)": patients[name].limit_bytes / MIB}
 pd.DataFrame.from_dict(triage, orient="index").round(2)
 
+# %%
+letters = {"kept_graph": ..., "large_vocabulary": ..., "fragmentation": ..., "optimizer_doubles": ...,
+           "validation": ..., "forgotten_reference": ..., "long_batch": ...}
+check("10.letters", letters)
+
 # %% [markdown]
-# **Read it.** `kept_graph` and `forgotten_reference` grow: c. `fragmentation` is a *and* c: it keeps 10.62 MiB a step on
-# purpose, and dies with 81.21 MiB in pieces. The other four stand still: d.
+# **Read it.** `kept_graph` and `forgotten_reference` grow: c. `fragmentation` grows on purpose; its own error says a. The other
+# four stand still: d. *Peak in* names the moment, *largest* what fills it.
 #
 # ## 2. Something is kept
 #
 # ### kept_graph
-#
-# The script adds up two numbers for its log.
 
 # %%
 script(patients["kept_graph"], "        for tokens in", "    return")
@@ -195,11 +210,7 @@ treat("kept_graph")
 # %% [markdown]
 # ### forgotten_reference
 #
-# This hook keeps the output of every norm. After twelve steps the script returns the losses, and the largest number among the
-# last outputs.
-
-# %%
-script(patients["forgotten_reference"], "    norms =", "    for _ in")
+# A hook keeps the output of every norm.
 
 # %%
 cures["forgotten_reference"] = patients["forgotten_reference"].edited({
@@ -218,24 +229,23 @@ print(f"{before['forgotten_reference'].bytes / MIB:.1f} MiB before, {detached.by
 assert detached.bytes == before["forgotten_reference"].bytes, "a detached tensor has the same storage"
 
 # %% [markdown]
-# **Diagnose it.** Not a byte. `.detach()` lets go of the graph and keeps the tensor; here the tensors fill the memory. A
-# maximum is 4 bytes (512 on a GPU). Read it with `.item()` every hundred steps: each one makes the CPU wait for the GPU.
+# **Diagnose it.** Not a byte: `.detach()` lets go of the graph and keeps the tensor. A maximum is 4 bytes (512 on a GPU). Read it
+# with `.item()` every hundred steps: each one makes the CPU wait for the GPU.
 #
 # Two places are the **notebook's own**: `Out[]` keeps what a cell's last line shows, and a failed cell's traceback keeps
-# its frames with every local variable. In a real kernel a step makes 64 MiB and fails; then folk cures:
+# its frames with every local variable. In a kernel of its own a step makes 64 MiB and fails. Are they still alive?
 
 # %%
-folk = ["gc.collect()", "sys.last_type = sys.last_value = sys.last_traceback = None",
-        "traceback.clear_frames(sys.last_traceback)", "sys.last_traceback.tb_next = None", "raise ValueError('the next error')"]
-printed = run_cells([FAILS, *(cell for cure in folk for cell in ("step_that_fails()", cure, "tell()"))])
-for cure, state in zip(folk, printed[3::3], strict=True):
-    print(f"{state:<6} after {cure}")
+cells = ["gc.collect()", "raise ValueError('the next error')"]
+printed = run_cells([FAILS, "step_that_fails()", *(cell for tried in cells for cell in (tried, "tell()"))])
+for cell, state in zip(cells, printed[3::2], strict=True):
+    print(f"{state:<6} after {cell}")
 assert printed[-1] == "gone", "another error should push the failed step's traceback out of the kernel"
 
 # %% [markdown]
-# **Trap.** After an out-of-memory error a smaller batch may fail as well: IPython holds the traceback in several places. A
-# cell with `1/0` replaces it everywhere. In a script, retry *outside* of the `except` block: inside, the error holds the
-# frame ([FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory)).
+# **Trap.** After an out-of-memory error a smaller batch may fail as well: IPython holds the traceback. A cell with `1/0` replaces
+# it. In a script, retry *outside* of the `except` block: inside, the error holds the frame
+# ([FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory)).
 #
 # ## 3. One moment is too large
 #
@@ -250,7 +260,7 @@ cures["validation"] = patients["validation"].edited({
     "    with torch.no_grad():\n        losses.append(loss_of(model, held_out).item())"})
 treat("validation")
 pair = {"before": before["validation"], "with no_grad": after["validation"]}
-show(draw_alive(pair, title="Three steps, then a validation of a larger batch", after_last="validation"),
+show(draw_alive(pair, title="Three steps, then a validation of a larger batch (drawn wider)", after_last="validation"),
      alt="Left: three low hills, then a climb far over the budget. Right: the same hills, then next to nothing.")
 
 # %% [markdown]
@@ -262,10 +272,11 @@ show(draw_alive(pair, title="Three steps, then a validation of a larger batch", 
 timeline = before["large_vocabulary"].run.timeline
 now = [a for a in timeline.allocations if a.born_ns <= timeline.peak_ns and (a.died_ns is None or a.died_ns > timeline.peak_ns)]
 four = sorted(sorted(now, key=lambda a: -a.bytes)[:4], key=lambda a: a.born_ns)
-parts = {f"{number}. {a.category}, from {a.born_in}": a.bytes for number, a in enumerate(four, 1)}
+names = ("logits", "log-softmax of 1", "gradient of 2", "gradient of 1")
+parts = {f"{number}. {name}, from {a.born_in}": a.bytes for number, (name, a) in enumerate(zip(names, four, strict=True), 1)}
 parts["all else"] = timeline.peak_bytes - sum(parts.values())
 show(draw_peak(parts, patients["large_vocabulary"].limit_bytes, title="The peak of large_vocabulary"),
-     alt="One bar in five parts: four of 35.16 MiB each, which alone are over the budget, and all else.")
+     alt="One bar in five parts: four as large as the logits, three of which are over the budget, and all else.")
 print("logits of one batch:", format_bytes(8 * 48 * 24_000 * 4), "(predicted)")
 
 # %% [markdown]
@@ -278,7 +289,7 @@ def in_chunks(model, tokens, parts, chunks=8):
     def summed(hidden, wanted):
         return F.cross_entropy(head(hidden), wanted, reduction="sum")
 
-    head, model.head = model.head, None  # without its head the model gives its stream
+    head, model.head = model.head, None  # the model then gives its hidden states; not for a sharded or compiled one
     try:
         hidden = model.norm(model(tokens[:, :-1])).flatten(0, 1)
     finally:
@@ -301,16 +312,14 @@ treat("large_vocabulary")
 # a temporary as large as all parameters besides.
 
 # %%
-figure = draw_timeline(before["optimizer_doubles"].run, title="optimizer_doubles: three steps")
-figure.axes[0].set_xlabel("time in the metered run (ms)")
-figure.axes[0].texts[-1].set_ha("right")  # the peak's words, off the second step
-show(figure, alt="Timeline: memory more than doubles in the first optimizer step; each later one shows the same tooth.")
+show(draw_stacked(before["optimizer_doubles"], title="optimizer_doubles: the first two of three steps"),
+     alt="Memory more than doubles in the first optimizer step and goes over the budget; the next one shows the same tooth.")
 cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True": "fused=True"})
 treat("optimizer_doubles")
 
 # %% [markdown]
-# **Read it.** The moments (purple) come in the first step and stay: later activations lie on top of them. The temporary (grey)
-# is `foreach`'s, in every step; a fused kernel does without.
+# **Read it.** The moments (purple) come in the first step and stay. The temporary (grey) is `foreach`'s, over the budget in every
+# step. A fused kernel does without.
 #
 # ### long_batch
 #
@@ -336,15 +345,13 @@ show(draw_steps({name: by_step(found) for name, found in runs.items()},
                 {"as it came": lengths, "rehearsed after step 1": [lengths[0], f"512,\n{lengths[1]}", *lengths[2:]]},
                 limit_bytes=late.limit_bytes, title="long_batch: each step's peak follows its texts"),
      alt="Left: low bars, and one at 512 tokens over the budget; the reserved line jumps there. Right: the second bar is as high.")
-
-# %%
 cures["long_batch"] = late.edited({"batch.chunk(parts)": "batch.chunk(max(parts, -(-batch.numel() // 1024)))"})
 treat("long_batch")
 
 # %% [markdown]
-# **Read it.** Nothing leaks: what is reserved follows the longest batch *so far*. Log each batch's shape beside its peak. A
-# rehearsal ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing here; it tells in the first minute. The cure caps the *tokens* of a micro-batch, here at about 1,024. Each part's loss is a sum over the whole
-# batch's number of targets, so parts of any size add up to the same.
+# **Read it.** Nothing leaks: what is reserved follows the longest batch *so far*. A rehearsal
+# ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing here; it tells in the first
+# minute. The cure caps the *tokens* of a micro-batch, here at about 1,024.
 #
 # ## 4. Alive is not reserved: fragmentation
 #
@@ -353,11 +360,11 @@ treat("long_batch")
 # (reserved, and the context). A simulated caching allocator serves the patient's requests:
 
 # %%
-display(script(patients["fragmentation"], "    for _ in range(STEPS):", "    return"))
 fragmented = before["fragmentation"]
 print(fragmented.replayed().summary())
 print(f"\non a GPU of {format_bytes(fragmented.patient.limit_bytes)} it dies after {death.steps_done} steps, asking for",
-      f"{format_bytes(death.asked_bytes)}; the largest of {len(death.holes)} holes has {format_bytes(death.holes[0])}")
+      f"{format_bytes(death.asked_bytes)}: the largest of {len(death.holes)} holes has {format_bytes(death.holes[0])},",
+      f"and {format_bytes(fragmented.patient.limit_bytes - death.reserved_bytes)} lie outside of segments")
 
 # %% [markdown]
 # *Non-releasable* bytes are free, in a segment where something else lives. The cure makes room for all features *before*
@@ -369,29 +376,31 @@ cures["fragmentation"] = patients["fragmentation"].edited({
     "kept.append(model(probe))": "kept.append(next(room).copy_(model(probe)))"})
 treat("fragmentation")
 cured = after["fragmentation"]
-maps = {"before: the moment it dies": death.segments, "after the cure: last step": named_segments(cured, cured.replayed().allocator)}
-show(draw_segments(maps, title="Reserved on a GPU of 216 MiB", asked={"before: the moment it dies": death.asked_bytes}),
+maps = {(dies := f"before: dies after {death.steps_done} steps"): death.segments,
+        "after the cure: all ten steps": named_segments(cured, cured.replayed().allocator)}
+show(draw_segments(maps, title="Reserved on a GPU of 216 MiB", asked={dies: death.asked_bytes}, names=pieces.names),
      alt="Left: segments half full, none with a hole as long as the dashed request. Right: one long block, whole segments free.")
 
 # %% [markdown]
 # **Read it.** On the left each step's features took half of a segment in which a large activation had just been freed. No
 # hole serves the request, and no segment is wholly free, so `empty_cache()` gives nothing back.
 #
-# With `PYTORCH_ALLOC_CONF=expandable_segments:True` one segment grows by pages. A model of it (`one_segment.py`), and the
-# edit on a real card:
+# With `PYTORCH_ALLOC_CONF=expandable_segments:True`, set before CUDA starts, segments grow by pages. A model of it (one segment
+# for small tensors, one for large), and the edit on a real card:
 
 # %%
 arms = {"as it came": (fragmented.bytes, fragmented.run), "room made before the loop": (cured.bytes, cured.run),
-        "expandable segment": (one_segment_bytes(fragmented.run.timeline), fragmented.run)}
+        "expandable segments": (expandable_bytes(fragmented.run.timeline), fragmented.run)}
 for name, (size, run) in arms.items():
     print(f"{name:<28}{format_bytes(size):>12} (simulated); alive at the peak {format_bytes(run.peak_bytes)}")
+print("more on the card, as it came:", ", ".join(f"{format_bytes(size)} {name}" for name, size in more_on_the_card(fragmented)))
 recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_peak_bytes", "replayed_reserved_peak_bytes"])
 
 # %% [markdown]
-# **Read it.** In this model the switch needs no edit (the card was not recorded with it). Set it before CUDA starts.
+# **Read it.** In this model the switch needs no edit; no card was recorded with it. The edit holds ten rooms where nine features
+# were alive: its peak is higher, and still less is reserved.
 #
-# The edit holds ten rooms where nine features were alive: its peak is higher, and still less is reserved. Given the H200's
-# own requests, the replay reserves what the card did.
+# The card needs more (*other* is cuBLAS's workspace): there the cured script needs 296 MiB, where its budget was 216.
 #
 # ### No CUDA error at all: the host
 #
@@ -400,9 +409,10 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # | `DataLoader worker is killed by signal: Bus error` ([5040](https://github.com/pytorch/pytorch/issues/5040)) | `/dev/shm`, by waiting batches; in Docker 64 MB without `--shm-size` |
 # | nothing, exit code 137 (by torchrun -9); of a worker: `killed by signal: Killed` | RAM or the container's limit. Often it *grows*: workers copy the pages of a Python list ([13246](https://github.com/pytorch/pytorch/issues/13246)) |
 #
-# First row: each worker prepares `prefetch_factor` batches ahead, in shared memory. Here a batch has 6 MiB:
+# First row: each worker prepares `prefetch_factor` batches ahead, in shared memory. Here a batch has 6 MiB; one more is in the
+# loop:
 
-# %%
+# %% jupyter={"source_hidden": true}
 found = run_loader(workers=4, prefetch=8, dtype="float32")
 print(f"4 workers, 8 ahead, batches of {format_bytes(batch_bytes('float32'))}: {found}")
 print(f"the same images as stored bytes: {format_bytes(4 * 8 * batch_bytes('uint8'))} (predicted)")
@@ -418,33 +428,58 @@ check("10.waiting_batches", waiting_batches)
 # %% [markdown]
 # ## 5. Instruments, and what each cannot see
 #
-# **A snapshot** holds each block with its Python stack; On Monday records one. Here a metered run writes the format, with
-# category and module in place of the stack. Drop it onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz), or ask
-# who *made* what is alive:
+# **A snapshot** holds each block with its Python stack; the last section, *On Monday*, records two. Here a metered run writes
+# the format, with *module:0 category* in place of `file.py:line function`. In one, weights come first; what grew
+# *between* two is the leak:
 
 # %%
-def made_by(snapshot, most=3):
-    """The places outside of PyTorch that made the blocks still alive, the largest sum first."""
+def made_by(snapshot):
+    """Bytes still alive by the place outside of PyTorch that made them."""
     made = Counter()
     for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
         if block["state"] == "active_allocated" and (frames := block["frames"]):
             place = next((f for f in frames if "/torch/" not in f["filename"]), frames[0])
             made[f"{place['filename']}:{place['line']} {place['name']}"] += block["size"]
-    return made.most_common(most)
+    return made
 
 
 files = here.root / "build" / "clinic"  # git ignores this folder
-for name in ("kept_graph", "fragmentation"):
-    page = write_snapshot_page(files / f"{name}.html", path := write_snapshot(files / f"{name}.pickle", before[name].replayed()))
-    print(f"{name}, after its last step ({page.relative_to(here.root)} opens in a browser)")
-    for where, size in made_by(read_snapshot(path)):
-        print(f"   {format_bytes(size):>12}  {where}")
+wide = examine(patients["forgotten_reference"].edited({"feedforward=352": "feedforward=3520"}))
+third, last = (made_by(read_snapshot(write_snapshot(files / f"step{n}.pickle", replay(wide.run.timeline, until_ns=step_ends(wide)[n - 1]))))
+               for n in (3, 12))
+for title, made in {"alive after step 12": last, "made since step 3": last - third}.items():
+    print(f"forgotten_reference, ten times as wide: {title}")
+    print(*(f"   {format_bytes(size):>12}  {place}" for place, size in made.most_common(3)), sep="\n")
+write_snapshot_page(files / "fragmentation.html", write_snapshot(files / "fragmentation.pickle", before["fragmentation"].replayed()))
 show(here.root / "docs" / "memory_viz.png",
-     alt="Allocator State History of PyTorch's viewer: segments of fragmentation, each with one block and a hole beside it.")
+     alt="Allocator State History of PyTorch's viewer: segments of fragmentation, most with one block and a hole beside it.")
 
 # %% [markdown]
-# **Read it.** 32 MiB, all made by `head`: the logits that `total_size` keeps. A real snapshot has `file.py:line function` there.
-# The picture is the viewer's *Allocator State History*: a row is a segment, white in it a hole.
+# **Read it.** The difference names the norms, whose outputs the hook keeps. The viewer
+# [memory_viz](https://pytorch.org/memory_viz) opens such files: a row is a segment, white beside a colour a hole, a white row a
+# free segment. Here the run had no limit.
+#
+# **Who holds it?** Python knows the tensors that it reaches, and what refers to each:
+
+# %%
+def holders(device, least_bytes=2**16):
+    """Bytes of the tensors that Python reaches, by shape and the types that refer to them."""
+    large = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.device.type == device and t.nbytes >= least_bytes]
+    found = Counter()
+    for tensor in large:
+        types = sorted({type(one).__name__ for one in gc.get_referrers(tensor) if one is not large})
+        found[f"{tuple(tensor.shape)}, held by {', '.join(types) or 'nothing that Python knows'}"] += tensor.nbytes
+    return found
+
+
+for name, line in {"forgotten_reference": "    for hook in hooks:\n", "kept_graph": "    return [*losses, total_loss"}.items():
+    told = []
+    examine(patients[name].edited({line: f"    told.append(holders('cpu'))\n{line}"}, holders=holders, told=told))
+    print(f"{name}:", *(f"{format_bytes(size)} {what}" for what, size in told[0].most_common(2)), sep="\n   ")
+
+# %% [markdown]
+# **Read it.** A *list* holds what `forgotten_reference` keeps. Nothing that Python knows holds the logits of `kept_graph`: autograd
+# does. There take out half of the script's lines, and half again, until *alive* stands still.
 #
 # **The profiler** knows operations, and with `profile_memory=True` the bytes each of them took and gave back.
 
@@ -455,14 +490,14 @@ with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler
 for row in sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_memory_usage)[:4]:
     print(f"{row.key:<34} {row.count:>4} calls   {row.self_cpu_memory_usage / MIB:7.1f} MiB more than it freed")
 profiler.export_chrome_trace(str(trace := files / "large_vocabulary.json"))
-page = write_trace_page(files / "large_vocabulary_trace.html", trace)
-print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
+print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative_to(here.root)} opens in a browser")
 
 # %% [markdown]
 # **Read it.** The last three operations take one tensor of the logits' size in each call.
 #
-# **Nsight Systems** shows the *driver's* calls: `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`.
-# `cudaFree` in later steps says that the allocator ran dry: a *slow* step before the error, which `num_alloc_retries` counts.
+# **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)** shows the *driver's* calls:
+# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. `cudaFree` in later steps says that the allocator ran
+# dry, which `num_alloc_retries` counts.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
@@ -471,14 +506,12 @@ print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open i
 # | snapshot | blocks, stacks, segments, over time | NCCL, the context; stacks of what was there before |
 # | `torch.profiler` | operations, their bytes and time | hours of training |
 # | Nsight Systems | driver calls, kernels, all libraries | tensors |
-#
-# None names who *holds* a tensor. `gc.get_referrers(tensor)` names a list, a dict or a traceback's frame, and nothing for what autograd saved.
 
 # %% [markdown]
 # ## 6. In which order?
 #
-# Two general cures, without a question: each batch in eight parts (a batch of four rows in four), and each layer computed again in
-# backward (`cures.py`). Both compute what the script computes, up to rounding.
+# Two general cures, without a question: each batch in eight parts (one of four rows in four parts), and each layer computed again in
+# backward (`cures.py`).
 
 # %%
 def outcome(name, found):
@@ -498,22 +531,23 @@ counts = {least: {cure: sum(share > least for share, _, _ in row.values()) for c
 for least, count in counts.items():
     print(f"saved more than {least:.0%}:", ", ".join(f"{cure} {number} of 7" for cure, number in count.items()))
 print("fit:", ", ".join(f"{cure} {sum(fits for _, fits, _ in row.values())} of 7" for cure, row in tried.items()))
+for name, steps in {"kept_graph": 8, "forgotten_reference": 12}.items():
+    longer_run = examine(general_cures.accumulated(patients[name].edited({f"STEPS = {steps}": f"STEPS = {steps + 1}"})))
+    print(f"{name} in eight parts, with one step more: {'fits' if longer_run.fits else 'over'}")
 print(f"your bet: {my_bet}; counted: {counts[0.1]['eight parts']}")
 assert counts[0.1]["its own cure"] == 7 > counts[0.1]["eight parts"], "no general cure should help all seven"
 
-# %%
-bars = {name: PatientBytes(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
+# %% jupyter={"source_hidden": true}
+bars = {name + " (simulated)" * patients[name].fragments: PatientBytes(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
 show(draw_ward(bars, title="Seven patients and their own cures", evidence=[Evidence.MEASURED, Evidence.SIMULATED]),
      alt="Two bars a patient: the first beyond the line of its budget, the second, after its own cure, short of it.")
 for name in patients:
     score("10", name, peak_bytes=after[name].bytes, evidence=Evidence.SIMULATED if patients[name].fragments else Evidence.MEASURED)
 
 # %% [markdown]
-# **Read it.** A smaller batch shrinks the logits and the long batch, which it helps even more than its own cure does. Two leaks
-# it postpones: more steps fill the budget again. A validation's own batch, an optimizer's state and kept features it
-# leaves alone. A minus is a patient made worse. In
-# recomputation the hook of `forgotten_reference` runs again, and keeps a graph that no backward visits; in `fragmentation` what
-# is recomputed stands beside what is kept anyway.
+# **Read it.** A smaller batch shrinks the logits and the long batch. Two leaks it postpones: with one step more they are over. A
+# validation's own batch, an optimizer's state and kept features it leaves alone. A minus is a patient made worse: recomputation
+# runs the hook of `forgotten_reference` again, and in `fragmentation` stands beside what is kept anyway.
 
 # %% [markdown]
 # ## Recap
@@ -536,9 +570,8 @@ for name in patients:
 # **Where next.** Do the [lab](../../labs/intermediate/10_oom_clinic.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/intermediate/10_oom_clinic.ipynb).
 #
-# **References.** PyTorch, [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html). NVIDIA,
-# [Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html). The viewers are PyTorch's, d3's and
-# Chromium's, under their own licences.
+# **References.** PyTorch, [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html). The
+# viewers are PyTorch's, d3's and Chromium's, under their own licences.
 
 # %% [markdown]
 # ## On Monday
@@ -549,16 +582,23 @@ for name in patients:
 # import os
 # import torch
 #
-# def save(device, asked_bytes, device_bytes, free_bytes):  # at the request that fails: the cache is given back by then, no tensor yet
-#     torch.cuda.memory._dump_snapshot(f"oom_rank{os.environ.get('RANK', 0)}.pickle")
+# rank = os.environ.get("RANK", 0)
+#
+# def dump(name):
+#     torch.cuda.memory._dump_snapshot(f"{name}_rank{rank}.pickle")
+#
+# def save(device, asked_bytes, device_bytes, free_bytes):
+#     dump("oom")  # at the request that fails: the cache is given back by then, the frames still hold their tensors
 #
 # def log(when):
 #     alive, most, stats = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
 #     idle, pieces = torch.cuda.memory_reserved() - alive, stats["inactive_split_bytes.all.current"]
-#     print(f"{when}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, {idle >> 20:,} reserved and idle, "
+#     print(f"rank {rank}, {when}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, {idle >> 20:,} reserved and idle, "
 #           f"{pieces >> 20:,} of it in pieces, {stats['num_alloc_retries']} retries")
 #     torch.cuda.reset_peak_memory_stats()
 #
+# # On to the end, for the snapshot of the request that fails. Each allocation then walks its Python stack; where that is too
+# # slow, stop after the second snapshot below: _record_memory_history(enabled=None)
 # torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
 # torch._C._cuda_attach_out_of_memory_observer(save)
 # ```
@@ -571,9 +611,8 @@ for name in patients:
 #     optimizer.step()
 #     optimizer.zero_grad()
 #     log(f"step {step}, batch {tuple(batch.shape)}")
-#     if step == 3:  # beside the states only the batch and what is kept are alive
-#         torch.cuda.memory._dump_snapshot("kept.pickle")
-# torch.cuda.memory._record_memory_history(enabled=None)  # stop: each allocation costs a stack trace
+#     if step in (3, 53):  # beside the states only the batch and what is kept are alive
+#         dump(f"step{step}")
 # ```
 #
 # **transformers.** Around your `trainer`:
@@ -586,8 +625,8 @@ for name in patients:
 #     def on_step_end(self, args, state, control, **kwargs):
 #         log(f"step {state.global_step}, batches {shapes}")
 #         shapes.clear()
-#         if state.global_step == 3:
-#             torch.cuda.memory._dump_snapshot("kept.pickle")
+#         if state.global_step in (3, 53):
+#             dump(f"step{state.global_step}")
 #
 #     def on_evaluate(self, args, state, control, **kwargs):  # a validation's peak has a line of its own
 #         log(f"validation after step {state.global_step}, largest batch {max(shapes, key=math.prod)}")
@@ -598,30 +637,34 @@ for name in patients:
 #     lambda model, given, named: shapes.append(tuple(next(iter(named.values())).shape)), with_kwargs=True)
 # trainer.add_callback(LogMemory())
 # trainer.train()
-# torch.cuda.memory._record_memory_history(enabled=None)
 # ```
 #
-# **Who made what is alive**, with `made_by` of section 5:
+# **Who made what grew**, with `made_by` of section 5; after an earlier death read `oom_rank0.pickle` as the second:
 #
 # ```python
 # import pickle
 # from collections import Counter  # for made_by
 #
-# with open("kept.pickle", "rb") as file:
-#     print(*made_by(pickle.load(file), most=10), sep="\n")
+# def made(name):
+#     with open(name, "rb") as file:
+#         return made_by(pickle.load(file))
+#
+# grown = made("step53_rank0.pickle") - made("step3_rank0.pickle")
+# print(*grown.most_common(10), sep="\n")
 # ```
 #
 # | what you see | cure |
 # |---|---|
-# | a. *in pieces* is large, *retries* rise | `PYTORCH_ALLOC_CONF=expandable_segments:True` (in older PyTorch `PYTORCH_CUDA_ALLOC_CONF`) |
+# | a. *in pieces* is large, *retries* rise | `PYTORCH_ALLOC_CONF=expandable_segments:True` (in older PyTorch `PYTORCH_CUDA_ALLOC_CONF`); then *in pieces* counts nothing: read *reserved and idle* |
 # | b1. this process, else | the library's own limit; fewer process groups (NCCL) |
 # | b2. other processes | end them; `torch.cuda.set_device(local_rank)` |
-# | c. *alive* trends upwards | `made_by` names the maker; search what keeps it |
+# | c. *alive* trends upwards | `grown` names the maker, `holders("cuda")` of section 5 the keeper |
 # | d. the peak's batch is the longest | cap its tokens; `train_sampling_strategy="group_by_length"` (transformers 4: `group_by_length=True`) shows the longest first |
 # | d. logits | `use_liger_kernel=True`, `LigerFusedLinearCrossEntropyLoss` |
 # | d. optimizer step | a fused optimizer (Trainer's AdamW is, from PyTorch 2.8 on) |
 # | d. evaluation | `preprocess_logits_for_metrics`: for `compute_metrics` Trainer gathers all logits |
+# | d. a save of FSDP's weights | `StateDictOptions(full_state_dict=True, cpu_offload=True)` |
 # | d. activations | `gradient_checkpointing=True` |
 #
-# With several ranks one dies first, and torchrun ends the others: read that one's snapshot. Each cure for your own model, with
-# what it saves on your card: [this page](../00a_your_model.ipynb).
+# With several ranks one dies first, and torchrun ends the others: read its snapshot, and compare its lines with theirs. Its batch
+# is longer, its stage is larger, or it gathers weights for a save.

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 
 from IPython.display import Code
 
 from utils.checked import check_public
 from utils.clinic import Patient
+
+# The same in every script, and without a say in what fills the memory.
+_LEFT_OUT = (
+    "generator = ",
+    "losses = []",
+    "losses.append(0.0)",
+    "losses[-1] += loss.item()",
+    "optimizer.zero_grad()",
+    "return losses",
+)
 
 
 def script(patient: Patient, start: str, end: str) -> Code:
@@ -23,6 +34,19 @@ def script(patient: Patient, start: str, end: str) -> Code:
     return Code(start + text.partition(start)[2].partition(end)[0], language="python")
 
 
-__all__ = ["script"]
+def loops(patients: Iterable[Patient]) -> Code:
+    """Each patient's complaint, its optimizer, and its loop without the lines that all of them have."""
+    return Code("\n\n".join(map(_loop, patients)), language="python")
+
+
+def _loop(patient: Patient) -> str:
+    optimizer = inspect.getsource(patient.build).rpartition("return model, ")[2].strip()
+    body = inspect.getsource(patient.train).split('"""')[2].strip("\n").splitlines()
+    lines = [line for line in body if not line.strip().startswith(_LEFT_OUT)]
+    head = f'# {patient.name}: "{patient.complaint}"\n    # optimizer = {optimizer}'
+    return "\n".join([head, *lines])
+
+
+__all__ = ["loops", "script"]
 
 check_public(globals())

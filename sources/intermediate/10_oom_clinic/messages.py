@@ -8,26 +8,31 @@ from utils.checked import check_public
 
 
 class Message(NamedTuple):
-    """What PyTorch printed, and where it was reported."""
+    """What PyTorch printed, where it was reported, and what was told there of the cause."""
 
     source: str
     text: str
+    told: str = ""
 
     @property
     def url(self) -> str:
         """Where it can be read."""
-        repository, _, number = self.source.split()
+        repository, _, number = self.source.partition(",")[0].split()
         return f"https://github.com/{repository}/issues/{number}"
+
+    def __str__(self) -> str:
+        cause = f"\n(told there: {self.told})" if self.told else ""
+        return f"{self.url}\n{self.text}{cause}"
 
 
 PUBLISHED = (
     Message(
-        "chatdoc-com/OCRFlux issue 42",
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 39.39 GiB of "
-        "which 9.25 MiB is free. Process 25454 has 3.86 GiB memory in use. Process 104554 has 4.29 "
-        "GiB memory in use. Process 30427 has 31.20 GiB memory in use. Of the allocated memory 30.21 "
-        "GiB is allocated by PyTorch, with 26.00 MiB allocated in private pools (e.g., CUDA Graphs), "
-        "and 217.48 MiB is reserved by PyTorch but unallocated.",
+        "rwth-i6/returnn issue 1649",
+        "CUDA out of memory. Tried to allocate 290.00 MiB. GPU 0 has a total capacity of 93.00 GiB of "
+        "which 134.94 MiB is free. Process 118636 has 71.62 GiB memory in use. Including non-PyTorch "
+        "memory, this process has 21.24 GiB memory in use. Of the allocated memory 19.85 GiB is "
+        "allocated by PyTorch, and 731.17 MiB is reserved by PyTorch but unallocated.",
+        "process 118636 is the same training, which had crashed before",
     ),
     Message(
         "kerrj/lerf issue 73",
@@ -37,26 +42,31 @@ PUBLISHED = (
         "PyTorch but unallocated.",
     ),
     Message(
-        "netease-youdao/QAnything issue 303",
-        "CUDA out of memory. Tried to allocate 132.00 MiB. GPU 0 has a total capacty of 23.64 GiB of "
-        "which 67.06 MiB is free. Process 250345 has 662.00 MiB memory in use. Including non-PyTorch "
-        "memory, this process has 22.90 GiB memory in use. Of the allocated memory 18.70 GiB is "
-        "allocated by PyTorch, and 353.02 MiB is reserved by PyTorch but unallocated.",
+        "EveryVoiceTTS/EveryVoice issue 178",
+        "CUDA out of memory. Tried to allocate 112.00 MiB. GPU 2 has a total capacty of 15.78 GiB of "
+        "which 27.19 MiB is free. Process 307065 has 15.75 GiB memory in use. Of the allocated memory "
+        "14.24 GiB is allocated by PyTorch, and 177.74 MiB is reserved by PyTorch but unallocated.",
+        "too large a batch in training",
     ),
     Message(
-        "vllm-project/vllm issue 17835",
-        "CUDA out of memory. Tried to allocate 270.00 MiB. GPU 1 has a total capacity of 21.98 GiB of "
-        "which 156.94 MiB is free. Including non-PyTorch memory, this process has 21.80 GiB memory in "
-        "use. Of the allocated memory 21.42 GiB is allocated by PyTorch, and 24.12 MiB is reserved by "
-        "PyTorch but unallocated.",
+        "carolchenyx/MGFN. issue 35",
+        "CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of 6.00 GiB of "
+        "which 0 bytes is free. Of the allocated memory 2.93 GiB is allocated by PyTorch, and 2.30 "
+        "GiB is reserved by PyTorch but unallocated.",
     ),
     Message(
         "murong-xu/CADS issue 4",
         "CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB of "
+        "which 18.66 GiB is free. Including non-PyTorch memory, this process has 12.81 GiB memory in "
+        "use. Of the allocated memory 4.69 GiB is allocated by PyTorch, and 7.82 GiB is reserved by "
+        "PyTorch but unallocated.",
+    ),
+    Message(
+        "murong-xu/CADS issue 4, again",
+        "CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB of "
         "which 12.73 GiB is free. Including non-PyTorch memory, this process has 18.73 GiB memory in "
         "use. Of the allocated memory 9.08 GiB is allocated by PyTorch, and 9.35 GiB is reserved by "
-        "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+        "PyTorch but unallocated.",
     ),
 )
 

@@ -9,6 +9,14 @@ from utils.clinic import Patient
 from utils.labs.mistakes import KnownAnswers
 
 known = KnownAnswers()
+known.mistakes(
+    "letters",
+    grows_on_purpose=({"fragmentation": "c"}, "own error says a"),
+    a_leak_in_eval=({"validation": "c"}, "Which two grow"),
+    all_d=(dict.fromkeys(("kept_graph", "fragmentation", "forgotten_reference"), "d"), "two grow"),
+    no_letter=({"long_batch": "e"}, 'long_batch: "a", "b", "c" or "d" is wanted'),
+)
+known.rights("letters", capitals={"fragmentation": " A", "kept_graph": "C"})
 known.mistakes("which_sum", a_number=(2, "total_loss"))
 known.rights("which_sum", capitals=" Total_Size")
 known.mistakes("waiting_batches", twelve=(12, "prefetch_factor batches ahead"))

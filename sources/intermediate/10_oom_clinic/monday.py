@@ -8,6 +8,7 @@ import io
 import pickle
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,8 @@ from torch.utils.data import Dataset
 from utils.lessons.blocks import run_block
 from utils.ranks import run_ranks
 
-STEPS, DIES_IN = 8, 5
+STEPS, DIES_IN = 56, 5
+FIRST, SECOND = "step3_rank0.pickle", "step53_rank0.pickle"
 ATTACH = "_cuda_attach_out_of_memory_observer"
 _STATS = {"num_alloc_retries": 0, "inactive_split_bytes.all.current": 0}
 _OBSERVERS: list[Callable[[int, int, int, int], None]] = []
@@ -35,15 +37,15 @@ def block_1(text: str) -> None:
         assert [names["save"]] == _OBSERVERS, "what is called at the request that fails"
         names["log"]("here")
     assert re.fullmatch(
-        r"here: [\d,]+ MiB alive, .* reserved and idle, 0 of it in pieces, 0 retries\n",
+        r"rank 0, here: [\d,]+ MiB alive, .* reserved and idle, 0 of it in pieces, 0 retries\n",
         seen.getvalue(),
     )
+    _judge_ranks(text)
 
 
 def block_2(text: str) -> None:
-    """A leak is printed as bytes that grow, a healthy run as a level; the dump comes before death."""
-    shapes = [(512, 64)] * STEPS
-    _judge(lambda loss_of: _by_hand(text, loss_of), shapes, ["kept.pickle", "oom_rank0.pickle"])
+    """A leak is printed as bytes that grow, a healthy run as a level; the dumps come before death."""
+    _judge(lambda loss_of: _by_hand(text, loss_of), [(512, 64)] * STEPS)
 
 
 def block_3(text: str) -> None:
@@ -52,18 +54,62 @@ def block_3(text: str) -> None:
 
 
 def block_4(text: str) -> None:
-    """It prints who made what a snapshot holds."""
+    """It names the leak's line first, where weights are ten times as large as all that it kept."""
+    made_by = _made_by()
+    model = {f"model.py:{line} __init__": 10 * 2**20 for line in range(12)}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        Path("kept.pickle").write_bytes(pickle.dumps({"segments": [1]}))
+        for name, kept in ((FIRST, 3), (SECOND, 53)):
+            held = _snapshot_of({**model, "train.py:7 loss_of": kept * 2**14})
+            assert made_by(held).most_common(10) == list(model.items())[:10], "weights come first"
+            Path(name).write_bytes(pickle.dumps(held))
         with contextlib.redirect_stdout(io.StringIO()) as seen:
-            run_block(text, made_by=lambda snapshot, most: [("train.py:7 loss_of", most)])
-    assert seen.getvalue() == "('train.py:7 loss_of', 10)\n"
+            run_block(text, made_by=made_by)
+    assert seen.getvalue() == f"('train.py:7 loss_of', {50 * 2**14})\n", seen.getvalue()
+
+
+def _snapshot_of(made: dict[str, int]) -> dict[str, Any]:
+    """A snapshot as PyTorch writes it: each place made one block, from within PyTorch; another is free."""
+    inner = {"filename": "site-packages/torch/nn/modules/linear.py", "line": 134, "name": "forward"}
+    blocks: list[dict[str, Any]] = [{"state": "inactive", "size": 2**20, "frames": []}]
+    for place, size in made.items():
+        where, name = place.split()
+        filename, line = where.split(":")
+        frames = [inner, {"filename": filename, "line": int(line), "name": name}]
+        blocks.append({"state": "active_allocated", "size": size, "frames": frames})
+    return {"segments": [{"blocks": blocks}]}
+
+
+def _made_by() -> Callable[[dict[str, Any]], Counter[str]]:
+    """The function of section 5, as the page has it."""
+    page = (Path(__file__).parent / "lesson.py").read_text(encoding="utf-8")
+    start = "def made_by("
+    text = start + page.partition(start)[2].partition("\n\n\n")[0]
+    return run_block(text, Counter=Counter)["made_by"]
+
+
+def _judge_ranks(text: str) -> None:
+    """Each rank writes a file and lines of its own."""
+    seen = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        _counted_on_the_cpu(),
+        contextlib.redirect_stdout(seen),
+    ):
+        for rank in "01":
+            with mock.patch.dict("os.environ", RANK=rank):
+                names = run_block(text)
+                names["log"]("here")
+                names["dump"]("step3")
+                names["save"](0, 1, 1, 0)
+        left = sorted(path.name for path in Path(folder).iterdir())
+    expected = [f"{name}_rank{rank}.pickle" for name in ("oom", "step3") for rank in "01"]
+    assert left == expected, f"files of two ranks: {left}"
+    assert re.findall(r"^rank (\d), here", seen.getvalue(), re.M) == ["0", "1"], seen.getvalue()
 
 
 def _judge_trainer(text: str) -> None:
-    shapes = [[(512, 64)]] * STEPS
-    dumped = ["kept.pickle", "oom_rank0.pickle"]
-    _judge(lambda loss_of: _by_trainer(text, loss_of), shapes, dumped)
+    _judge(lambda loss_of: _by_trainer(text, loss_of), [[(512, 64)]] * STEPS)
     seen = io.StringIO()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -73,7 +119,7 @@ def _judge_trainer(text: str) -> None:
     ):
         _by_trainer(text, _loss_of, validate=True)
     told = re.findall(
-        r"^validation after step \d+, largest batch \((\d+), 64\)", seen.getvalue(), re.M
+        r"^rank 0, validation after step \d+, largest batch \((\d+), 64\)", seen.getvalue(), re.M
     )
     assert told == ["256"], f"a validation has a line of its own, with its batch: {told}"
 
@@ -85,15 +131,17 @@ def _once() -> str:
     return last.partition("```python\n")[2].partition("```")[0]
 
 
-def _judge(run: Callable[[Loss], None], shapes: list[Any], left: list[str]) -> None:
-    healthy, _, seen = _printed(run, _loss_of)
+def _judge(run: Callable[[Loss], None], shapes: list[Any]) -> None:
+    healthy, kept, seen = _printed(run, _loss_of)
+    assert kept == [FIRST, SECOND], f"two snapshots, to be subtracted: {kept}"
     leaking, _, _ = _printed(run, _leaking())
     assert len(healthy) == len(leaking) == STEPS, f"{len(healthy)} lines for {STEPS} steps"
     assert max(healthy[1:]) <= healthy[1] + 1, f"a healthy run seems to grow: {healthy} MiB"
     assert all(later > sooner for sooner, later in pairwise(leaking)), f"no leak: {leaking} MiB"
-    told = re.findall(r"^step \d+, batch(?:es)? (.*?): [\d,]+ MiB", seen, re.MULTILINE)
+    told = re.findall(r"^rank 0, step \d+, batch(?:es)? (.*?): [\d,]+ MiB", seen, re.MULTILINE)
     assert told == [str(shape) for shape in shapes], f"the shapes of batches: {told}"
     died, dumped, _ = _printed(run, _dying(), dies=True)
+    left = sorted([FIRST, "oom_rank0.pickle"])
     assert len(died) == DIES_IN and dumped == left, f"{len(died)}, {dumped} dumped"
 
 
@@ -101,6 +149,7 @@ def _printed(
     run: Callable[[Loss], None], loss_of: Loss, *, dies: bool = False
 ) -> tuple[list[int], list[str], str]:
     """MiB alive after each step, what lies in the folder after the run, and all that was printed."""
+    gc.collect()  # what the run before left would else be counted, and go in the middle of this one
     seen = io.StringIO()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -114,7 +163,7 @@ def _printed(
         except torch.OutOfMemoryError:
             assert dies, "an out-of-memory error came from nowhere"
         left = sorted(entry.name for entry in Path(folder).glob("*.pickle"))
-    alive = re.findall(r"^step .*: ([\d,]+) MiB alive", seen.getvalue(), re.MULTILINE)
+    alive = re.findall(r"^rank 0, step .*: ([\d,]+) MiB alive", seen.getvalue(), re.MULTILINE)
     return [int(size.replace(",", "")) for size in alive], left, seen.getvalue()
 
 

@@ -16,8 +16,11 @@ from utils.views.style import LOOKS, course_style, empty_figure, print_evidence,
 
 from .steps import Step, step_ends
 
-_SICK, _WELL, _FREE, _EDGE = "#bd1f01", "#3f90da", "#ffffff", "#717581"
+_SICK, _WELL, _FREE, _EDGE, _OUTSIDE = "#bd1f01", "#3f90da", "#ffffff", "#717581", "#ffa90e"
 _SMALL_SEGMENT_BYTES = 2 * MIB
+_LEAST_STRETCH = 0.4  # of the axis, for what comes after the last step
+_NARROWEST_NAME = 0.0092  # of the axis, for a character
+_WIDTH_POWER = 0.3  # a phase of n events is as wide as n to this power
 
 
 class PatientBytes(NamedTuple):
@@ -90,13 +93,19 @@ def _bar(
 
 
 def draw_segments(
-    rows: Mapping[str, Sequence[Segment]], *, title: str, asked: Mapping[str, int] | None = None
+    rows: Mapping[str, Sequence[Segment]],
+    *,
+    title: str,
+    asked: Mapping[str, int] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """What a GPU's allocator has reserved: one bar a segment, blocks in use filled, free ones white.
 
     Args:
         rows: the segments of each panel.
+        title: of the figure.
         asked: bytes of a request that failed, by panel; a dashed bar below the segments.
+        names: what the legend says in place of a category.
 
     Raises:
         ValueError: no segments.
@@ -116,21 +125,25 @@ def draw_segments(
             if name in asked:
                 _asked(axes, len(segments), asked[name])
             axes.set_xlim(0, 1.05 * most / MIB)
-            axes.set_title(name, fontsize=12)
+            axes.set_title(f"{name}\n{format_bytes(_reserved(segments))} reserved", fontsize=12)
             axes.set_xlabel("size of the segment (MiB)")
             axes.grid(False, axis="y")
         panels[0].set_ylim(count - 0.3, -0.7)
         panels[0].set_ylabel("segments")
         panels[0].set_yticks([])
-        figure.legend(handles=_legend(rows), loc="outside right upper")
+        figure.legend(handles=_legend(rows, names or {}), loc="outside right upper")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.SIMULATED])
     return figure
 
 
-def _legend(rows: Mapping[str, Sequence[Segment]]) -> list[Patch]:
+def _reserved(segments: Sequence[Segment]) -> int:
+    return sum(size for segment in segments for size, _ in segment.blocks)
+
+
+def _legend(rows: Mapping[str, Sequence[Segment]], names: Mapping[str, str]) -> list[Patch]:
     taken = {name for row in rows.values() for s in row for size, name in s.blocks if size > MIB}
-    looks = [(name, LOOKS[Category(name)]) for name in sorted(taken - {""})]
+    looks = [(names.get(name, name), LOOKS[Category(name)]) for name in sorted(taken - {""})]
     return [
         *(Patch(facecolor=k.color, hatch=k.hatch, edgecolor="white", label=n) for n, k in looks),
         Patch(facecolor=_FREE, edgecolor=_EDGE, label="reserved, free"),
@@ -197,14 +210,10 @@ def draw_peak(blocks: Mapping[str, int], limit_bytes: int, *, title: str) -> Fig
     with course_style():
         figure, axes = empty_figure(height=2.6)
         left = 0.0
-        for number, (name, size) in enumerate(blocks.items()):
-            shade = ("#3f90da", "#92dadd")[number % 2]
-            plain = {"facecolor": shade, "edgecolor": "none", "pad": 1}  # over the budget's line
-            axes.barh(0, size / MIB, left=left, height=0.7, color=shade, edgecolor="white")
+        for name, size in blocks.items():
+            axes.barh(0, size / MIB, left=left, height=0.7, color="#92dadd", edgecolor="white")
             text = f"{wrapped(name)}\n{size / MIB:.1f} MiB"
-            axes.text(
-                left + size / MIB / 2, 0, text, ha="center", va="center", fontsize=9, bbox=plain
-            )
+            axes.text(left + size / MIB / 2, 0, text, ha="center", va="center", fontsize=9)
             left += size / MIB
         _limit(axes, limit_bytes, upright=True)
         axes.set_yticks([])
@@ -217,13 +226,11 @@ def draw_peak(blocks: Mapping[str, int], limit_bytes: int, *, title: str) -> Fig
     return figure
 
 
-def _limit(axes, limit_bytes: int, *, upright: bool = False, named: bool = True) -> None:
+def _limit(axes, limit_bytes: int, *, upright: bool = False) -> None:
     """The budget, as a dashed line with its name."""
     at = limit_bytes / MIB
     line = axes.axvline if upright else axes.axhline
-    line(at, color="black", linewidth=1.5, linestyle="--")
-    if not named:
-        return
+    line(at, color="black", linewidth=1.5, linestyle="--", zorder=0.9 if upright else 2)
     axes.annotate(
         f" budget {format_bytes(limit_bytes)}",
         (at, 0.98) if upright else (0.01, at),
@@ -254,7 +261,7 @@ def draw_alive(runs: Mapping[str, Examination], *, title: str, after_last: str =
             _alive(axes, found, after_last)
             axes.set_title(name, fontsize=12)
         panels[0].set_ylabel("alive (MiB)")
-        panels[0].set_ylim(0, 1.1 * max(f.run.peak_bytes for f in runs.values()) / MIB)
+        panels[0].set_ylim(0, 1.2 * max(f.run.peak_bytes for f in runs.values()) / MIB)
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.MEASURED])
     return figure
@@ -264,25 +271,120 @@ def _alive(axes, found: Examination, after_last: str = "") -> None:
     """All bytes alive after each allocator event, with the ends of steps."""
     timeline = found.run.timeline
     curve = timeline.alive_bytes / MIB
-    axes.fill_between(range(len(curve)), 0, curve, step="post", color=_WELL, linewidth=0)
     ends = np.searchsorted(timeline.times_ns, step_ends(found), side="right")
-    for end in ends:
-        axes.axvline(end, color=_EDGE, linewidth=0.6)
+    names = [str(number) for number in range(1, len(ends) + 1)]
+    if after_last:
+        ends, names = np.append(ends, len(curve)), [*names, after_last]
     starts = np.concatenate([[0], ends[:-1]])
+    places = _places(len(curve), int(starts[-1])) if after_last else np.arange(len(curve) + 1.0)
+    axes.fill_between(places[:-1], 0, curve, step="post", color=_WELL, linewidth=0)
+    for end in ends[:-1]:
+        axes.axvline(places[end], color=_EDGE, linewidth=0.6)
     peaks = [
         first + int(curve[first:end].argmax()) for first, end in zip(starts, ends, strict=True)
     ]
-    axes.plot(peaks, curve[peaks], "v", color="black", markersize=4, zorder=3)
-    middles = (starts + ends) / 2
-    places, names = list(middles), [str(number) for number in range(1, len(ends) + 1)]
-    if after_last:
-        places, names = [*places, (ends[-1] + len(curve)) / 2], [*names, after_last]
-    axes.set_xticks(places, names)
-    axes.set_xlim(0, len(curve))
-    axes.set_ylim(0, 1.1 * max(curve.max(), found.patient.limit_bytes / MIB))
-    axes.set_xlabel("step (width: allocator events)")
+    axes.plot(places[peaks], curve[peaks], "v", color="black", markersize=4, zorder=3)
+    _name_highest(axes, places, curve)
+    axes.set_xticks((places[starts] + places[ends]) / 2, names)
+    axes.set_xlim(0, places[-1])
+    axes.set_ylim(0, 1.25 * max(curve.max(), found.patient.limit_bytes / MIB))
+    axes.set_xlabel("step, by allocator events; \N{BLACK DOWN-POINTING TRIANGLE} its peak")
     axes.grid(False, axis="x")
     _limit(axes, found.patient.limit_bytes)
+
+
+def _places(count: int, last: int) -> np.ndarray:
+    """Where events stand, and the end: those from `last` on take a share of the axis at least."""
+    places = np.arange(count + 1.0)
+    wanted = last * _LEAST_STRETCH / (1 - _LEAST_STRETCH)
+    factor = max(1.0, wanted / max(count - last, 1))
+    return np.where(places > last, last + (places - last) * factor, places)
+
+
+def _name_highest(axes, places: np.ndarray, curve: np.ndarray) -> None:
+    """The number of the highest peak, which decides."""
+    at = int(curve.argmax())
+    axes.annotate(
+        f"{curve[at]:.1f} MiB",
+        (places[at], curve[at]),
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha="right" if places[at] > 0.85 * places[-1] else "center",
+        fontsize=9,
+    )
+
+
+def draw_stacked(found: Examination, *, title: str, steps: int = 2) -> Figure:
+    """What is alive by category through a run's first steps, its phases named, against the budget."""
+    timeline = found.run.timeline
+    last = int(np.searchsorted(timeline.times_ns, step_ends(found)[steps - 1], side="right"))
+    phases = _phases(found, last)
+    places = _by_phase(phases, last)
+    with course_style():
+        figure, axes = empty_figure(height=4.2)
+        floor = np.zeros(last)
+        for category, curve in timeline.series().items():
+            look, top = LOOKS[category], floor + curve[:last] / MIB
+            axes.fill_between(
+                places[:-1],
+                floor,
+                top,
+                step="post",
+                label=str(category) if curve.max() > timeline.peak_bytes / 50 else "",
+                facecolor=look.color,
+                hatch=look.hatch,
+                edgecolor="white",
+                linewidth=0,
+            )
+            floor = top
+        _name_phases(axes, phases, places)
+        at = int(floor.argmax())
+        axes.plot(places[at], floor[at], "v", color="black", markersize=6, zorder=3)
+        _name_highest(axes, places, floor)
+        axes.set_xlim(0, places[-1])
+        axes.set_xticks([])
+        axes.set_ylim(0, 1.2 * max(floor.max(), found.patient.limit_bytes / MIB))
+        axes.set_xlabel("allocator events, in order; short phases drawn wider")
+        axes.set_ylabel("alive (MiB)")
+        axes.set_title(title, pad=22)
+        _limit(axes, found.patient.limit_bytes)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
+        print_evidence(figure, [Evidence.MEASURED])
+    return figure
+
+
+def _phases(found: Examination, last: int) -> list[tuple[str, int, int]]:
+    """Each phase with its first event and the one behind its last, as far as those are drawn."""
+    timeline, found_phases = found.run.timeline, []
+    for span in timeline.spans:
+        edges = np.searchsorted(timeline.times_ns, (span.start_ns, span.end_ns))
+        left, right = (min(int(index), last) for index in edges)
+        found_phases += [(span.name, left, right)] if right > left else []
+    return found_phases
+
+
+def _by_phase(phases: Sequence[tuple[str, int, int]], last: int) -> np.ndarray:
+    """Where events stand, and the end: a phase of few events is wider than their share."""
+    widths = np.ones(last)
+    for _, left, right in phases:
+        widths[left:right] = (right - left) ** (_WIDTH_POWER - 1)
+    return np.concatenate([[0.0], np.cumsum(widths)])
+
+
+def _name_phases(axes, phases: Sequence[tuple[str, int, int]], places: np.ndarray) -> None:
+    """A line where a phase begins, and its name above where there is room for it."""
+    for name, left, right in phases:
+        start, end = places[left], places[right]
+        axes.axvline(start, color=_EDGE, linewidth=0.6)
+        if end - start > _NARROWEST_NAME * len(name) * places[-1]:
+            axes.annotate(
+                name,
+                ((start + end) / 2, 1.01),
+                xycoords=axes.get_xaxis_transform(),
+                ha="center",
+                fontsize=8,
+            )
 
 
 class FullCard(NamedTuple):
@@ -293,24 +395,26 @@ class FullCard(NamedTuple):
     not_pytorch: Sequence[str]
 
 
+class Pieces(NamedTuple):
+    """Segments at a request that failed, its bytes, the GPU's, and what the legend calls categories."""
+
+    segments: Sequence[Segment]
+    asked_bytes: int
+    limit_bytes: int
+    names: Mapping[str, str]
+
+
 def draw_four_ways(
-    segments: Sequence[Segment],
-    asked_bytes: int,
+    pieces: Pieces,
     card: FullCard,
     kept: Examination,
     moment: Examination,
 ) -> Figure:
     """The four ways to fill a card: in pieces, not PyTorch's, kept, and one large moment."""
     with course_style():
-        figure = Figure(figsize=(9.0, 6.2), layout="constrained")
-        pieces, outside, stairs, tooth = figure.subplots(2, 2).flat
-        for number, segment in enumerate(segments):
-            _segment(pieces, number, segment)
-        _asked(pieces, len(segments), asked_bytes)
-        pieces.set_ylim(len(segments) + 0.7, -0.7)
-        pieces.set_yticks([])
-        pieces.set_xlim(0, 2 * asked_bytes / MIB)
-        pieces.set_xlabel("size of a segment (MiB); white is free")
+        figure = Figure(figsize=(9.0, 7.0), layout="constrained")
+        split, outside, stairs, tooth = figure.subplots(2, 2).flat
+        _pieces(split, pieces)
         _card(outside, card)
         _alive(stairs, kept)
         _alive(tooth, moment)
@@ -330,13 +434,38 @@ def draw_four_ways(
     return figure
 
 
+def _pieces(axes, pieces: Pieces) -> None:
+    """Each segment with its blocks, what was asked for, and what lies outside of all segments."""
+    segments, reserved = pieces.segments, _reserved(pieces.segments)
+    for number, segment in enumerate(segments):
+        _segment(axes, number, segment)
+    _asked(axes, len(segments), pieces.asked_bytes)
+    axes.set_ylim(len(segments) + 0.7, -0.7)
+    axes.set_yticks([])
+    axes.set_xlim(0, 2.9 * pieces.asked_bytes / MIB)
+    axes.set_xlabel("size of a segment (MiB)")
+    axes.grid(False)
+    outside = pieces.limit_bytes - reserved
+    axes.text(
+        0.38,
+        0.17,
+        f"{reserved / MIB:.0f} MiB reserved of {pieces.limit_bytes / MIB:.0f};\n"
+        f"{outside / MIB:.0f} MiB outside of segments:\ntoo few for one of {pieces.asked_bytes / MIB:.0f}",
+        transform=axes.transAxes,
+        va="bottom",
+        fontsize=8,
+    )
+    handles = _legend({"": segments}, pieces.names)
+    axes.legend(handles=handles, loc="upper right", fontsize=8, borderaxespad=0.2)
+
+
 def _card(axes, card: FullCard) -> None:
     """A bar for each part of a card, each where the one before ends."""
     left = 0.0
     for row, (name, size) in enumerate(card.parts.items()):
         is_free = name == "free"
-        color = _FREE if is_free else _SICK if name in card.not_pytorch else _WELL
-        hatch = "//" if color == _SICK else ""
+        color = _FREE if is_free else _OUTSIDE if name in card.not_pytorch else _WELL
+        hatch = "//" if color == _OUTSIDE else ""
         axes.barh(
             row,
             size / GIB,
@@ -392,10 +521,11 @@ def draw_steps(
             places = range(len(steps))
             peaks = [step.peak_bytes / MIB for step in steps]
             axes.bar(places, peaks, color=_WELL, label="peak alive in the step (measured)")
+            reserved = [step.reserved_bytes / MIB for step in steps]
             axes.step(
-                places,
-                [step.reserved_bytes / MIB for step in steps],
-                where="mid",
+                [place + 0.4 for place in (*places, len(steps))],  # behind its step's bar
+                [*reserved, reserved[-1]],
+                where="post",
                 color=_SICK,
                 linewidth=2,
                 label="reserved after it (simulated)",
@@ -405,9 +535,11 @@ def draw_steps(
             axes.grid(False, axis="x")
             axes.set_title(name, fontsize=12)
         most = max(step.reserved_bytes for steps in runs.values() for step in steps)
+        most_steps = max(map(len, runs.values()))
         panels[0].set_ylim(0, 1.1 * max(most, limit_bytes) / MIB)
         for axes in panels:
-            _limit(axes, limit_bytes, named=axes is panels[0])
+            _limit(axes, limit_bytes)
+            axes.set_xlim(-0.6, most_steps - 0.3)
         panels[0].set_ylabel("memory (MiB)")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=9)
@@ -419,11 +551,13 @@ def draw_steps(
 __all__ = [
     "FullCard",
     "PatientBytes",
+    "Pieces",
     "Segment",
     "draw_alive",
     "draw_four_ways",
     "draw_peak",
     "draw_segments",
+    "draw_stacked",
     "draw_steps",
     "draw_ward",
 ]
