@@ -94,10 +94,13 @@ def test_promtool_accepts_the_rules_and_refuses_wrong_ones(tmp_path: Path) -> No
     assert "9 rules found" in promtool("check", "rules", RULES)
     assert "SUCCESS" in promtool("test", "rules", RULES_TEST)
     wrong = tmp_path / "alerts.yml"
-    wrong.write_text(RULES.read_text().replace("> 60", "> 90"))
     (tmp_path / RULES_TEST.name).write_text(RULES_TEST.read_text())
-    with pytest.raises(PrometheusError, match=r"(?s)promtool test rules refuses it.*RunStands"):
-        promtool("test", "rules", tmp_path / RULES_TEST.name)
+    late, blind = ("> 300", "> 400"), (" or absent(training_last_step_timestamp_seconds)", "")
+    for right, other in (late, blind):
+        assert right in RULES.read_text()
+        wrong.write_text(RULES.read_text().replace(right, other))
+        with pytest.raises(PrometheusError, match=r"(?s)promtool test rules refuses it.*RunStands"):
+            promtool("test", "rules", tmp_path / RULES_TEST.name)
     wrong.write_text("groups:\n\t- name: a tab")
     with pytest.raises(PrometheusError, match="refuses it"):
         promtool("check", "rules", wrong)

@@ -16,10 +16,9 @@
 #
 # **Promise.** You kill a rank and a host and cut a cable, and see the job come back. Where a run hangs, slows down or computes
 # wrongly instead, you find the rank that is to blame. At the end you price it for 70B on 256 GPUs.
-#
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 50 | any laptop (Windows: WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
+# | 50 | any laptop (Windows: WSL2); beyond Binder's 1 GB | one to three minutes of computing on two CPU cores |
 #
 # ## A bet
 #
@@ -35,12 +34,11 @@ here = setup("advanced/16a")
 # %% jupyter={"source_hidden": true}
 import datetime
 import itertools
+import math
 import os
 import re
 import statistics
 import time
-import urllib.request
-from dataclasses import replace
 
 import pandas as pd
 import torch
@@ -55,9 +53,13 @@ from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, best_interval_seconds
 from utils.ranks.calls import recorded_calls
 from utils.ranks.elastic import Fault, link_problem, run_elastic
-from utils.lessons.lesson_16a.progress import draw_progress, progress_of
+from utils.lessons.lesson_16a.backends import backends_table
+from utils.lessons.lesson_16a.launch import launch_command
+from utils.lessons.lesson_16a.progress import began_seconds, draw_progress, progress_of
 from utils.lessons.lesson_16a.records.survive import run_in
 from utils.lessons.lesson_16a.records.survive_script import SCRIPT
+from utils.lessons.lesson_16a.shrinking import shrinking_runs
+from utils.lessons.lesson_16a.watchers import draw_watchers
 from utils.lessons.lesson_16a.watching import RULES, RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
 from evidence.record import recorded
 
@@ -67,39 +69,52 @@ from evidence.record import recorded
 # ## 1. Killed, killed, cut off: torchrun brings it back
 #
 # On each host an **agent** (that is `torchrun`) starts the ranks and watches them. Agents meet at a **rendezvous**, a small
-# store on host 0. When a rank is lost, the agents meet again, and *all* ranks start anew. Here is a stored run of the job
-# that you start below. Its link was cut for 12 seconds:
+# store on host 0. When a rank is lost, the agents meet again, and *all* ranks start anew from the last checkpoint:
+
+# %%
+show(draw_watchers(title="Who watches whom (a drawing)"),
+     alt="Two hosts, on each an agent that starts a rank and looks at it ten times a second. Both agents tell a store on host 0 that "
+     "they live. The ranks send each other gradients over TCP, and share a checkpoint on storage that both see.")
+
+# %% [markdown]
+# Here is a stored run of the script that you start below: a longer one, with a cut of 12 seconds. Where it is shaded, no step
+# is done:
 
 # %%
 measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # beside seconds: yours will differ
 stored = recorded("survive")[0]
 story, when = run_in(stored, "three faults"), f"{stored.device}, {stored.date}"
-show(draw_progress({"job": progress_of(story)}, title="Three faults, and the job comes back from each", evidence=Evidence.RECORDED,
-                   device=when),
-     alt="Steps against seconds: lines of two ranks end at each fault and begin again a little lower; after the cut link one rank "
-     "goes on alone, and when the link is back two ranks follow.")
+show(draw_progress({"job": progress_of(story, last_step=300)}, title="Three faults, and the job comes back from each",
+                   evidence=Evidence.RECORDED, device=when),
+     alt="Steps against seconds: the line of two ranks ends at each fault and begins again, after a shaded gap, some steps lower. "
+     "After the cut link one rank goes on alone; when host 1 joins again there is one more gap, and two ranks follow.")
 print("ranks, start by start:", *(world for *_, world, _ in story.worlds()), f"(recorded on {when})")
 
 # %% [markdown]
-# **Read it.** Each line is one start of all ranks. It begins at the last checkpoint, so a little below where the line
-# before it ended: those steps are done twice. After the cut the job *shrinks* to one rank, and *grows* again when host 1's
-# agent asks to join. `--nnodes=1:2` allows both.
+# **Read it.** Each line is one start of all ranks, from the last checkpoint: some steps are done again. After the cut the job
+# *shrinks* to one rank; when host 1 asks to join, all stop once more, and it *grows*. `--nnodes=1:2` allows both. (One rank is
+# as fast as two because a step here is a pause of fixed length.)
 #
-# So the script must do three things: load its checkpoint if there is one, save so that a kill leaves a whole one, and *die*
-# of its errors, since an agent sees nothing else. This is the one that ran, below the lines that read its arguments (`note`
-# writes a journal, for our seconds):
+# The script must do three things: load its checkpoint if there is one, save so that a kill leaves a whole one, and *die* of
+# its errors, since an agent sees nothing else. This one runs, below the lines that read its arguments (`note` writes a
+# journal, for our seconds):
 
 # %%
 print(SCRIPT[SCRIPT.index("dist.init"):])
 
 # %% [markdown]
-# Now run it with your bet. The two hosts are **network namespaces** of this machine, joined by a virtual cable that we can
-# pull. A supervisor starts host 1's agent again a second after its death, as a cluster's would.
+# Now run it with your bet. The two hosts are **network namespaces** of this machine, joined by a virtual cable. A supervisor
+# starts host 1's agent again a second after its death. Your link stays cut, so your job ends on one rank. This starts host 0's
+# agent:
+
+# %%
+why = link_problem()  # empty where a link can be cut
+print(launch_command(linked=not why))
 
 # %%
 STEPS, TIMEOUT_SECONDS, NAP_SECONDS, STEPS_BETWEEN_SAVES = 70, 3.0, 0.03, 10
 faults = [Fault("kill a rank", 15), Fault("kill a host", 32), Fault("cut the link", 48, seconds=300)]
-if why := link_problem():
+if why:
     print(f"No link can be cut here ({why}); its row comes from the stored run.")
     faults = faults[:2]
 with scratch("lesson-16a") as folder:
@@ -109,22 +124,29 @@ with scratch("lesson-16a") as folder:
 print("hosts of", job.transport)
 
 # %%
-rows = [(f, measured_here) for f in job.recoveries] + [(f, f"recorded on {when}") for f in story.recoveries[len(job.recoveries):]]
-for found, evidence in rows:
-    kind = found.fault.kind
-    print(f"{kind:<13} noticed after {found.noticed_seconds:4.1f} s (your guess {my_seconds_until_noticed[kind]:.1f}), training "
-          f"after {found.back_seconds:4.1f} s, ranks {found.ranks_before} -> {found.ranks_after}, "
-          f"steps done twice: {found.steps_lost} ({evidence})\n    to blame: {found.named}")
-    for rank, (seconds, text) in found.saw.items():
-        print(f"    rank {rank} after {seconds:4.1f} s: {text}")
+met = [(job, found, measured_here) for found in job.recoveries]
+met += [(story, found, f"recorded on {when}") for found in story.recoveries[len(met):]]
+for run, found, evidence in met:
+    kind, began = found.fault.kind, began_seconds(run, found)
+    print(f"{kind:<13} noticed after {found.noticed_seconds:4.1f} s (your guess {my_seconds_until_noticed[kind]:.1f}), "
+          + (f"new processes after {began:4.1f} s, " if began else "") + f"training after {found.back_seconds:4.1f} s ({evidence})\n"
+          f"    ranks {found.ranks_before} -> {found.ranks_after}, steps since the save, done twice: {found.steps_lost}\n    to blame, by the journals of all ranks: {found.named}")
+for host, text in sorted(job.output.items()):
+    print(f"torchrun on host {host} wrote:", *dict.fromkeys(re.findall(r"failed \(exitcode: -?\d+\) local_rank: \d+", text)), sep="\n    ")
 
 # %% [markdown]
-# **Read it.** These seconds are gloo's, over TCP. The kernel of a *dead process* closes its connections, so rank 0 knows at
-# once. Under any backend the agent beside a dead rank knows, too: it looks at its processes ten times a second, and ends the
-# others. A *cut link* says nothing: both ranks wait for the timeout. A host without power is as silent; ours lost its
-# processes, but its kernel lived on. After the cut, host 0's agent waits until host 1 has missed three signs of life (one a
-# second here, every five by default). Host 1 cannot go on by itself: the rendezvous is on host 0.
+# **Read it.** The kernel of a *dead process* closes its connections, so rank 0 knows at once. A *cut link* says nothing: both
+# ranks wait for the timeout. A host without power is as silent; ours lost its processes, but its kernel lived on. But noticing
+# is the small part of a gap. In the rest the agents meet: a silent host must first miss three signs of life
+# (`keep_alive_interval`, 5 s by default), and more hosts are waited for (`last_call_timeout`, 30 s). Then new processes load
+# PyTorch, connect and read the checkpoint. torchrun says who died: -9 is a kill, 1 an error of the script.
 #
+# That was gloo, over TCP. On GPUs you meet NCCL, which reports the same faults in other words:
+
+# %%
+display(backends_table([(found, evidence) for _, found, evidence in met]))
+
+# %% [markdown]
 # Was it the same training? Each step's batch is divided among the ranks that are there. Up to rounding, the weights must be
 # those of one process that nobody disturbed:
 
@@ -146,10 +168,11 @@ assert gap < 1e-5 < planted, "the job that came back trained something else"
 # %% [markdown]
 # <div class="alert alert-warning">
 #
-# **Traps.** (1) The timeout is yours to set. PyTorch's default is 30 minutes for gloo, 10 for NCCL. (2) `kill -9` on an agent
-# leaves its ranks running: end the whole host. (3) PyTorch 2.15 gives new ranks the store of the dead ones, and gloo fails
-# with `connectFullMesh failed`. Set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. (4) If
-# host 0 dies, so does the rendezvous, and the job: a scheduler must start it again (lesson 17).
+# **Traps.** (1) PyTorch's default timeout is 30 minutes for gloo, 10 for NCCL. (2) `kill -9` on an agent leaves its ranks
+# running: end the whole host. (3) From 2.5 to 2.15, PyTorch gives new ranks the store of the dead ones. gloo
+# fails with `connectFullMesh failed`, NCCL with a stale id ([issue](https://github.com/pytorch/pytorch/issues/135712)). Set
+# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. (4) If host 0 dies, so does the rendezvous, and the job: a scheduler must start it
+# again (lesson 17). (5) A restart after an error uses up one of an agent's `--max-restarts`, for good.
 #
 # </div>
 #
@@ -160,6 +183,9 @@ assert gap < 1e-5 < planted, "the job that came back trained something else"
 # fetches the weights from a survivor, not from a disk. It wraps what you have:
 #
 # ```python
+# # torchft_lighthouse --min_replicas 1 runs on one host; TORCHFT_LIGHTHOUSE=http://HOST0:29510 tells all where
+# from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # torchft's, not torch's
+#
 # manager = Manager(pg=ProcessGroupGloo(timeout=...), min_replica_size=1, state_dict=..., load_state_dict=...)
 # model, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
 # ```
@@ -167,18 +193,20 @@ assert gap < 1e-5 < planted, "the job that came back trained something else"
 # %%
 runs = {"torchrun: all start again": run_in(stored, "a restart from the checkpoint"),
         "torchft: the survivor goes on": run_in(stored, "tolerance for each step")}
-panels = {name: progress_of(run, run.recoveries[0].at_seconds) for name, run in runs.items()}
+rows_alone = (24, 12)  # one rank takes the whole batch under torchrun, and goes on with its own half under torchft
+panels = {name: progress_of(run, run.recoveries[0].at_seconds, rows_per_step={1: alone, 2: 24})
+          for (name, run), alone in zip(runs.items(), rows_alone, strict=True)}
 show(draw_progress(panels, title="The same death, two ways to live on", since="the kill", evidence=Evidence.RECORDED, device=when),
-     alt="Above, torchrun's line has a gap and falls back; below, torchft's line of one rank begins right after the "
-     "fault, and becomes one of two ranks again.")
+     alt="Above, torchrun's line falls back after two gaps, one to shrink and one to grow, with 24 rows in every step; below, torchft's "
+     "line of one rank begins soon after the fault, with 12 rows a step, and becomes one of two ranks without a gap.")
 for name, run in runs.items():
     steps, after = [m.more["step"] for m in run.moments if m.what == "step" and m.rank == 0], run.recoveries[0].back_seconds
     print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
 
 # %% [markdown]
-# **Read it.** torchrun pays twice, to shrink and to grow: each time all ranks start from the last checkpoint. torchft pays
-# one broken step, and goes on with a smaller batch: not *exactly* the same run. Where a replica is many GPUs, all of them
-# leave together.
+# **Read it.** torchrun pays twice, to shrink and to grow. torchft pays one broken step, and goes on with half the rows in a
+# step: not *exactly* the same run. And each replica must hold its whole state: where Adam's is sharded over replicas (ZeRO), a
+# dead one takes its part along.
 #
 # **Question.** 256 GPUs on 32 nodes of 8: TP 2 x PP 8 x DP 16, each replica on two nodes of its own. One node dies under
 # torchft. How many GPUs, dead ones among them, do no work until it is back?
@@ -224,36 +252,10 @@ print("sums on rank 0, by step:", found[0][2], " right:", [3.0 * step for step i
 assert [rank for rank, (_, calls, _) in enumerate(found) if calls[-1].number < furthest] == [1], "rank 1 left one out"
 
 # %% [markdown]
-# **Read it.** The two who complain are innocent. Look for the rank that is *behind*. Worse:
-# in steps 5 and 6 the sums are wrong, without an error: rank 1's gradients went to the others' step *before*. Under NCCL each
-# rank writes its trace at the timeout, and `torchfrtrace` merges them; under gloo a rank asks for its own. Two more tools:
-
-# %%
-def look(tool):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # PyTorch logs all of it once more
-    rank = dist.get_rank()
-    if tool == "debug level DETAIL":
-        dist.set_debug_level(dist.DebugLevel.DETAIL)
-    group, seconds = dist.new_group(timeout=datetime.timedelta(seconds=2)), datetime.timedelta(seconds=1)
-    try:
-        if tool == "monitored_barrier":
-            time.sleep(2 * (rank == 1))  # rank 1 is somewhere else
-            dist.monitored_barrier(group, seconds, wait_all_ranks=True)
-        else:
-            dist.all_reduce(numbers := 1.0 + torch.arange(5 if rank == 0 else 4), group=group)
-        return f"no error, and the sums {numbers.tolist()}"
-    except RuntimeError as error:
-        return re.sub(r", TensorDtypes.*?nullopt\)\)", "", str(error)).rpartition("] ")[2]
-
-
-for tool in ("monitored_barrier", "plain", "debug level DETAIL"):
-    said = run_ranks(look, 3, tool)
-    print(f"{tool}:", f"  rank 0: {said[0][:380]}", *(f"  rank {rank}: {said[rank].partition('. ')[0]}" for rank in (1, 2)), sep="\n")
-
-# %% [markdown]
-# **Read it.** `monitored_barrier` names who is missing. A wrong *shape* (rank 0's) is worse than a hang: in the plain run
-# ranks 1 and 2 go on without an error, with sums that are wrong (right are 3, 6, 9, 12) and differ. With
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL` every call is compared over all ranks before it runs: for the search alone.
+# **Read it.** The two who complain are innocent. Look for the rank that is *behind*. The recorder cannot say where it left one
+# out: all calls look alike, and nobody hangs before rank 1 is at its end. Until then, in steps 5 and 6, sums are wrong without
+# an error: rank 1's gradients went to the others' step *before*. Under NCCL each rank writes its trace at the timeout; under
+# gloo it asks for its own.
 #
 # ## 4. Wrong or slow, and nobody says so
 #
@@ -292,7 +294,7 @@ def watched_run(folder, steps=12):
             model[0].weight.data.view(torch.int32)[5, 3] ^= 1 << 30  # a cosmic ray
         sums, seconds = gathered(checksums(model)), gathered(torch.tensor([own, sent])).tolist()
         odd = (sums != sums.mode(dim=0).values).nonzero().tolist()  # [rank, tensor] unlike the majority
-        news.append((step, odd, seconds))
+        news.append((step, odd, seconds, loss.item()))
         report(folder, rank, gpu.after(min(1.0, own / 0.07), 2**30) | {
             "training_step": step + 1, "training_own_seconds": own, "training_last_step_timestamp_seconds": time.time()})
     return news
@@ -301,17 +303,21 @@ def watched_run(folder, steps=12):
 # %%
 metrics = scratch_folder("lesson-16a")
 news = run_ranks(watched_run, 4, metrics)[0]
-flips = [(step, odd[0]) for step, odd, _ in news if odd]
+flips = [(step, odd[0]) for step, odd, *_ in news if odd]
 print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} differs from the others (measured)")
-medians, sending = ([statistics.median(rows[rank][kind] for *_, rows in news) for rank in range(4)] for kind in (0, 1))
+losses = [loss for *_, loss in news]
+print("loss on rank 0:", *(f"step {step}: {losses[step]:.3g} " for step in (7, 8, 9)), "(measured)")
+medians, sending = ([statistics.median(rows[rank][kind] for _, _, rows, _ in news) for rank in range(4)] for kind in (0, 1))
 print("own seconds in a step, by rank:", *(f"{s:.3f}" for s in medians), f" most: rank {medians.index(max(medians))}; in the all-reduce:",
       *(f"{s:.3f}" for s in sending), f" least: rank {sending.index(min(sending))} ({measured_here})")
+assert math.isfinite(losses[8]) and not math.isfinite(losses[9]), "one step after the flip all replicas are lost"
 assert flips[0] == (7, [2, 0]), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]
-# **Read it.** Copy the tensor from a healthy replica, and take the GPU out if it happens twice. The check has limits: under
-# ZeRO-3 there are no replicas to compare, and a flip in a gradient *before* the all-reduce reaches all ranks alike. The slow
-# rank is the one that is *shortest* in the collective, because it comes last.
+# **Read it.** The check ran in the step of the flip, in time to copy the tensor from a healthy replica *before the next step*.
+# Here nobody did: in step 8 the flip spoils rank 2's gradient, the all-reduce gives it to everybody, and in step 9 healthy rank
+# 0 has no loss either. Whoever checks every 100 steps goes back to a checkpoint from before the last clean check. But
+# under ZeRO-3 there are no replicas to compare, and a flip in a gradient *before* the all-reduce reaches all ranks alike.
 #
 # **Question.** Seconds inside the all-reduce, by rank: 0.31, 0.29, 0.04, 0.30. Which rank do you send somebody to?
 
@@ -322,23 +328,14 @@ check("16.slow_rank", slow_rank)
 # %% [markdown]
 # ## 5. What wakes somebody
 #
-# **Prometheus** fetches numbers from every host, evaluates rules, and raises alerts. For GPUs they come from NVIDIA's
-# dcgm-exporter; here our run serves the *same names* from a **stand-in**, which makes them of how busy a rank was:
+# **Prometheus** fetches numbers from every host, evaluates rules, and raises alerts. A GPU's numbers come from NVIDIA's
+# dcgm-exporter; here a **stand-in** serves the same names. Of nine rules in `watching/rules/`, beside this lesson's source,
+# begin with two: `RunStands`, printed below, and `GpuIsLost`, for the driver's error numbers (XID,
+# [catalog](https://docs.nvidia.com/deploy/xid-errors/)) that ask for a reset or a repair. Where Prometheus is installed, a GPU
+# is lost now:
 
 # %%
-with Exporter(metrics) as exporter:
-    page = urllib.request.urlopen(f"http://{exporter.address}/metrics").read().decode()
-for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "training_own_seconds"):
-    print(*[line for line in page.splitlines() if name in line and "HELP" not in line], sep="\n")
-
-# %% [markdown]
-# `watching/rules/`, beside this lesson's source, holds nine alert rules, their tests, and a dashboard for Grafana.
-# `GpuIsLost` is `DCGM_FI_DEV_XID_ERRORS` at 48, 74, 79, 95, 119 or 120, the driver's numbers
-# ([catalog](https://docs.nvidia.com/deploy/xid-errors/)) for memory errors, NVLink, a GPU off the bus and its controller.
-# Where Prometheus is installed, it now fetches the run's numbers, and a GPU is lost:
-
-# %%
-print(RULES.read_text().partition("- alert: RunStands")[2].partition("- alert")[0])
+print("- alert: RunStands" + RULES.read_text().partition("- alert: RunStands")[2].partition("      - alert")[0])
 if problem := prometheus_problem():
     row = next(row for row in stored.rows if row["quantity"] == "an alert")
     print(problem, f"Recorded on {when}: fired {row['firing_seconds']:.1f} s after the error: {row['says']}")
@@ -350,119 +347,138 @@ else:
         print(f"{alert.state} after {seconds:.1f} s, asked four times a second ({measured_here}): {alert.summary}")
 
 # %% [markdown]
-# **Read it.** Begin with these two: *no step for several step times* (here a minute: `RunStands`, above), and *a lost GPU*.
+# **Read it.** `RunStands` must wait longer than a save. `absent` fires where a host goes down with its numbers.
 #
 # ## 6. The scenario as asked: 70B on 256 GPUs
 #
-# *"We train a 70B model on 256 GPUs for 30 days. A GPU, a node, a network fails. How does the run survive?"* First the layout
-# that the planner finds for H100, its files, and what a dead node takes:
+# *"We train a 70B model on 256 GPUs for 30 days. A GPU, a node, a network fails. How does the run survive?"* The planner's
+# layout for H100, and what a dead node takes:
 
 # %%
 model, cluster, batch = model_shape("llama-2-70b"), Cluster(gpu="H100", nodes=32), Batch(sequences=1536, sequence_length=2048)
 layout = search(model, cluster, batch).best
-files = export(model, cluster, layout.plan, batch).write(here.root / "build" / "lesson-16a" / "llama-2-70b")
-replica = cluster.gpus // layout.plan.dp
+plan = layout.plan
+files = export(model, cluster, plan, batch).write(here.root / "build" / "lesson-16a" / "llama-2-70b")
+replica = cluster.gpus // plan.dp
 print(f"# written to build/lesson-16a/llama-2-70b: {len(files)} files for {plan_name(layout)}")
+print(f"# v: slices of layers on a stage, {plan.virtual_stages}; b: sequences in a micro-batch, {plan.micro_batch}; Adam's state is sharded "
+      f"over replicas by ZeRO-{plan.zero_stage}; recomputed: {plan.recompute}")
 print(f"30 days of work are {30 * DAY * layout.tokens_per_second / 1e12:.1f} T tokens (predicted); a replica is {replica} GPUs on "
-      f"{replica // 8} nodes: a dead node takes 1 of {layout.plan.dp}")
+      f"{replica // 8} nodes: a dead node takes 1 of {plan.dp}")
 
 # %% [markdown]
-# Then time and dollars, by simulation: `failing_runs` draws the failures of 1,000 runs, at the lowest and the highest
-# published rate of [lesson 16](16_runs_that_survive.ipynb). A dead process is noticed at once; a repair takes a day, every
-# spare is paid for, a save takes 60 s and a restart 15 minutes (all assumed).
+# Without that node a job *waits*, unless it has a *spare*; or it *shrinks* by a replica: torchrun starts the others, the
+# checkpoint loads on 15 (lesson 16), and they share the same batch, which does not divide by 15:
 
 # %%
-paid = price("H100", provider="Nebius", kind="on demand")
+def share(replicas):
+    """The longest share of the batch, in sequences: an interleaved pipeline takes them in whole rounds of its stages."""
+    return plan.pp * math.ceil(batch.sequences / replicas / plan.pp)
 
 
-def runs_of(rate, spares, noticed_seconds=0.0, repair_days=1.0):
-    plan = RunPlan(work_seconds=30 * DAY, interval_seconds=3600.0, save_seconds=60.0, restart_seconds=900.0 + noticed_seconds,
-                   nodes=cluster.nodes, failures_per_1000_node_days=rate, spares=spares, repair_seconds=repair_days * DAY)
-    found = failing_runs(replace(plan, interval_seconds=best_interval_seconds(60.0, plan.mean_seconds)), 1000)
-    return found, found.wall_seconds / 3600 * 8 * (plan.nodes + spares) * paid.usd_per_gpu_hour
+speeds = [share(plan.dp) / share(plan.dp - missing) for missing in range(plan.dp)]
+for replicas in (plan.dp, plan.dp - 1):
+    print(f"{replicas} replicas: {batch.sequences / replicas:g} sequences each, in whole rounds {share(replicas)}; speed "
+          f"{speeds[plan.dp - replicas]:.1%} (predicted: a step takes as long as its longest share)")
+
+# %% [markdown]
+# The next table simulates 1,000 runs a row, at a low and a high published rate: 3.8 failures for 1,000 node-days
+# (Llama 3) and 24 (jobs of 1,024 GPUs on Meta's RSC-1; [lesson 16](16_runs_that_survive.ipynb) has both). Assumed: noticed
+# after 2 minutes, a repair of a day, a save of 60 s, a restart of 15 minutes.
+
+# %%
+paid, RATES = price("H100", provider="Nebius", kind="on demand"), (3.8, 24.0)
 
 
-def row_of(rate, spares):
-    found, dollars = runs_of(rate, spares)
-    return {"failures per 1,000 node-days": f"{rate:g}", "spares": spares, "failures": f"{found.failures.mean():.1f}",
-            "goodput": f"{found.goodput.mean():.1%}", "waiting": f"{found.share('waiting'):.1%}",
-            "million $": f"{dollars.mean() / 1e6:.3f}", "95% of runs below": f"{torch.tensor(dollars).quantile(0.95) / 1e6:.3f}"}
+def runs_of(rate, spares, shrinks=False, noticed_seconds=120.0, repair_days=1.0):
+    interval = best_interval_seconds(60.0, 1000 * DAY / (rate * cluster.nodes))
+    run = RunPlan(work_seconds=30 * DAY, interval_seconds=interval, save_seconds=60.0, restart_seconds=900.0 + noticed_seconds,
+                  nodes=cluster.nodes, failures_per_1000_node_days=rate, spares=spares, repair_seconds=repair_days * DAY)
+    found = shrinking_runs(run, speeds, grow_seconds=900.0) if shrinks else failing_runs(run, 1000)
+    return found, found.wall_seconds / 3600 * 8 * (run.nodes + spares) * paid.usd_per_gpu_hour / 1e6, interval
 
 
-rows = [row_of(rate, spares) for rate, spares in itertools.product((3.8, 24.0), range(5))]
+def row_of(shrinks, spares):
+    row = {"a node is missing: the job": "shrinks" if shrinks else "waits", "spares": spares}
+    for rate in RATES:
+        found, millions, _ = runs_of(rate, spares, shrinks)
+        row |= {f"{rate:g}: goodput": f"{found.goodput.mean():.1%}", f"{rate:g}: million $": f"{millions.mean():.3f}",
+                f"{rate:g}: 95% of runs below": f"{torch.tensor(millions).quantile(0.95):.3f}"}
+    return row
+
+
+rows = [row_of(False, spares) for spares in range(4)] + [row_of(True, spares) for spares in range(2)]
+
+# %%
 display(pd.DataFrame(rows).style.hide().set_caption(
-    f"30 days of work on 32 nodes and spares, ${paid.usd_per_gpu_hour} a GPU hour ({paid.provider}, {paid.as_of}); simulated"))
+    f"By failures for 1,000 node-days: 30 days of work on 32 nodes and spares, ${paid.usd_per_gpu_hour} a GPU hour ({paid.provider}, "
+    f"{paid.as_of}); simulated"))
+for rate in RATES:
+    found, _, interval = runs_of(rate, 0, shrinks=True)
+    print(f"{rate:4g}: {found.failures.mean():.1f} failures in a run, a save every {interval / 3600:.1f} hours (Daly's best)")
 
 # %% [markdown]
-# **Read it.** Goodput is the share of wall time that is work which lasted. Without a spare, most of the rest is waiting for
-# repairs. At the low rate one spare is cheapest; at the high one two and three cost the same. Does that hang on the repair?
+# **Read it.** Goodput is work that lasted, in hours of the whole job, over wall time. A job that needs all 32 nodes waits for
+# repairs, and keeps one spare at the low rate, two or three at the high one. A job that can shrink needs none: a day on 15
+# replicas costs less than 30 days of a spare. Does that hang on the repair?
 
 # %%
-for rate, days in itertools.product((3.8, 24.0), (0.5, 1.0, 2.0)):
-    dollars = [runs_of(rate, spares, repair_days=days)[1].mean() for spares in range(8)]
-    print(f"{rate:4g} failures per 1,000 node-days, repair {days:g} days: cheapest with {dollars.index(min(dollars))} spares (simulated)")
+for rate, days in itertools.product(RATES, (0.5, 1.0, 2.0)):
+    best = {}
+    for name, most in (("waits", 6), ("shrinks", 3)):
+        millions = [runs_of(rate, spares, name == "shrinks", repair_days=days)[1].mean() for spares in range(most)]
+        best[name] = f"{name}: ${min(millions):.3f}M (spares: {millions.index(min(millions))})"
+    print(f"{rate:4g} failures for 1,000 node-days, repair in {24 * days:g} h: cheapest if it {'; if it '.join(best.values())} (simulated)")
 
 # %% [markdown]
-# Now let every failure be a silent one: noticed by a timeout of a minute, by gloo's default, or by somebody who comes in 8
-# hours later:
+# Longer repairs ask for more spares; shrinking stays cheaper. And if a failure is noticed after NCCL's default of 10
+# minutes, or by somebody who comes in 8 hours later?
 
 # %%
-for rate, minutes in itertools.product((3.8, 24.0), (1, 30, 480)):
-    found, dollars = runs_of(rate, 2, 60.0 * minutes)
-    print(f"{rate:4g} failures per 1,000 node-days, noticed after {minutes:3d} min: goodput {found.goodput.mean():.1%}, "
-          f"{dollars.mean() / 1e6:.3f} million $ (simulated, 2 spares)")
+for rate, minutes in itertools.product(RATES, (2, 10, 480)):
+    found, millions, _ = runs_of(rate, 0, shrinks=True, noticed_seconds=60.0 * minutes)
+    print(f"{rate:4g} failures for 1,000 node-days, noticed after {minutes:3d} min: goodput {found.goodput.mean():.1%}, "
+          f"{millions.mean():.3f} million $ (simulated, shrinks, no spare)")
 
 # %% [markdown]
-# **Read it.** Against a minute, half an hour of timeout costs 0.3 points of goodput at the low rate, and 1.4 at the high one.
-# Eight hours cost 4 and 21. So what counts is that *something* notices: a timeout, which must be longer than your longest
-# honest wait (the first step, a save, an evaluation), and the alert on the last step's time.
+# **Read it.** Ten minutes cost less than half a point of goodput, eight hours 3.5 points at the low rate and 18 at the high one.
+# What counts is that *something* notices: a timeout, longer than your longest honest wait (the first step, a save), and the
+# alert on the last step's time.
 #
-# **The answer in one breath.** Save whole checkpoints (lesson 16); notice by a timeout and an alert; restart by elastic
-# `torchrun`, and test a node before it comes back; keep one spare, or two to four where failures are frequent; find the culprit by traces, own seconds and
-# checksums.
+# **The answer in one breath.** Save whole checkpoints (lesson 16). Notice by a timeout and an alert. Let elastic `torchrun` go
+# on with the replicas that are left, and grow when a repaired node has passed a test (`dcgmi diag -r 3`, nccl-tests). Keep
+# spares, one to three, only for a job that needs all its nodes. Find the culprit by traces, own seconds and checksums.
 #
 # ## Recap
 #
 # | you see | look at | do |
 # |---|---|---|
 # | ranks time out, one does not | flight recorder, merged: who is behind? | repair the `if` around a collective |
-# | "connection closed by peer" | which host says nothing any more; exit code -9; memory before | replace the host, or mend the leak |
+# | "connection closed", "status=12" | torchrun's exit code; which host fell silent | replace the host; a -9 that nobody sent: its memory was full |
 # | step time grew on all ranks | own seconds by rank | take out the slow host |
-# | weights differ over replicas | checksums: which rank, which tensor | copy from a healthy one; take out the GPU |
+# | weights differ over replicas | checksums: which rank | copy before the next step, else go back to before the last clean check; twice: take out the GPU |
 # | nothing moves, nothing is logged | the alert on the last step's time | dump traces, then restart |
-#
-# - A process that dies is noticed at once; a link that falls silent is noticed after the timeout.
-# - `torchrun` starts *all* ranks from the last checkpoint; torchft loses a step and a replica. A single replica cannot
-#   shrink: it waits for a node.
-#
-# **Test yourself.** The loss jumps on all ranks alike, and checksums agree. What can it still be?
-#
-# <details><summary>Answer</summary>
-#
-# A bad batch, a flip in a gradient before the all-reduce, or the state of the optimizer. PaLM's team went back about 100
-# steps and skipped 200 to 500 batches; the same batches did no harm to another state of the model
-# ([arXiv:2204.02311](https://arxiv.org/abs/2204.02311), section 5.1).
-#
-# </details>
 #
 # ### Where next
 #
 # Exercise 4 of [lab 16](../../labs/advanced/16_runs_that_survive.ipynb) has three dead runs to diagnose.
-# [Lesson 17](17_cluster_and_budget.ipynb) starts such a script by a scheduler. **References.** PyTorch,
-# [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html). Llama Team 2024,
-# [arXiv:2407.21783](https://arxiv.org/abs/2407.21783), section 3.3.4.
+# [Lesson 17](17_cluster_and_budget.ipynb) starts such a script by a scheduler. PyTorch:
+# [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html).
 
 # %% [markdown]
 # ## On Monday
 #
-# **The launch**, on every host (1 to 2 of them here). `HOST0` is one that stays; `train.py` loads its newest checkpoint and lets errors end it. Kill
-# a rank by hand once: the job must go on by itself. After a hang, `torchfrtrace /shared/traces --prefix rank_` says who is behind.
+# **The launch**, on every host; `HOST0` is one that stays. Ranks may change hosts, so all hosts see `/shared` and the
+# checkpoints. `train.py` loads the newest, and lets errors end it. Kill a rank by hand once: the job must go on. After a hang,
+# `torchfrtrace /shared/traces --prefix rank_` says who is behind.
 #
 # ```bash
-# export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # PyTorch 2.15
+# export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # PyTorch 2.5 to 2.15
 # export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/traces/rank_
-# torchrun --nnodes=1:2 --nproc-per-node=8 --max-restarts=5 \
-#     --rdzv-backend=c10d --rdzv-endpoint=$HOST0:29400 --rdzv-id=run1 train.py
+# # each failure uses up one of --max-restarts, for good
+# torchrun --nnodes=1:2 --nproc-per-node=8 --max-restarts=1000 \
+#     --rdzv-backend=c10d --rdzv-endpoint=$HOST0:29400 --rdzv-id=run1 \
+#     --rdzv-conf=keep_alive_interval=2,last_call_timeout=10 train.py
 # ```
 #
 # **In `train.py`**: a short timeout, and every 100 steps `look_at_ranks(model, forward_seconds)` on all ranks, where weights
@@ -477,19 +493,22 @@ for rate, minutes in itertools.product((3.8, 24.0), (1, 30, 480)):
 #
 #
 # def look_at_ranks(model, forward_seconds):
-#     """On all ranks. The forward pass alone: in DDP's backward a rank already waits for others."""
+#     """On all ranks, three or more. The forward pass alone: in DDP's backward a rank already waits for others."""
 #     sums = [torch.hash_tensor(p.detach()).view(torch.int64) for p in model.parameters()]
 #     mine = torch.stack([*sums, torch.tensor(int(1e6 * forward_seconds), device=sums[0].device)])
 #     dist.all_gather(rows := [torch.empty_like(mine) for _ in range(dist.get_world_size())], mine)
 #     sums, micros = torch.stack(rows).split([len(sums), 1], dim=1)
 #     odd = (sums != sums.mode(dim=0).values).any(dim=1).nonzero().flatten().tolist()
 #     slow = (micros[:, 0] > 1.5 * micros.median()).nonzero().flatten().tolist()
-#     if dist.get_rank() == 0 and (odd or slow):
-#         print(f"other weights on ranks {odd}, slow ranks {slow}", flush=True)
+#     if dist.get_rank() == 0 and odd:
+#         print(f"other weights on ranks {odd}, so go back to a checkpoint from before the last clean look", flush=True)
+#     if dist.get_rank() == 0 and slow:
+#         print(f"slow ranks {slow}", flush=True)
 # ```
 #
-# **With the Trainer** (`model`, `dataset` and the numbers of steps are yours), started by the same `torchrun`. A second start
-# must not begin at step 1, and not from a save that was cut off: `trainer_state.json` is written last.
+# **With the Trainer** under DDP (`model`, `dataset` and the numbers of steps are yours), launch with `--nnodes=2`: on one host
+# its global batch would be half. A second start must not begin at step 1, and not from a save that was cut off: rank 0 writes
+# `trainer_state.json` last. All hosts see `out`.
 #
 # ```python
 # from pathlib import Path

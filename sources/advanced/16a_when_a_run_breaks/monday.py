@@ -17,6 +17,7 @@ from utils.ranks.agent import rendezvous_arguments, run_agent
 from utils.ranks.killable import run_killable
 from utils.ranks.torchrun import run_torchrun
 
+MOST_FAILURES = 24  # that the lesson simulates for a month, on average, at its high rate
 _DIES_ONCE = """
 import os, signal
 import torch.distributed as dist
@@ -51,15 +52,24 @@ def block_1(text: str) -> None:
     )
     assert len(exported) == 4, f"four variables are exported: {sorted(exported)}"
     *options, script = shlex.split(launch)
+    told = dict(option.split("=", 1) for option in options)
+    restarts = int(told["--max-restarts"])
+    assert restarts > 10 * MOST_FAILURES, (
+        f"{restarts} restarts: each failure of a month uses one up"
+    )
     kept = [option for option in options if not option.startswith("--rdzv")]
-    assert len(options) - len(kept) == 3, f"three options say where agents meet: {options}"
+    assert len(options) - len(kept) == 4, f"four options say where and how agents meet: {options}"
+    patience = dict(pair.split("=") for pair in told["--rdzv-conf"].split(","))
+    assert set(patience) == {"keep_alive_interval", "last_call_timeout"}, f"it sets {patience}"
+    assert float(patience["last_call_timeout"]) < 30, (
+        "PyTorch's own 30 s would lengthen each return"
+    )
     with scratch("monday") as folder:
         (folder / script).write_text(_DIES_ONCE, encoding="utf-8")
-        # Agents meet in a file, ranks are two, and nobody waits half a minute for a second host.
-        meet = [
-            *rendezvous_arguments(str(folder)),
-            "--rdzv-conf=store_type=file,last_call_timeout=1,keep_alive_interval=1",
-        ]
+        # Agents meet in a file, ranks are two, and the one agent waits a second for the host that is not here.
+        conf = {"store_type": "file"} | patience | {"last_call_timeout": "1"}
+        words = ",".join(f"{name}={value}" for name, value in conf.items())
+        meet = [*rendezvous_arguments(str(folder)), f"--rdzv-conf={words}"]
         arguments = [*kept, "--nproc-per-node=2", *meet, script]
         environment = os.environ | loopback_variables() | {"OMP_NUM_THREADS": "1"}
         failed = run_killable(run_agent, arguments, environment, str(folder), timeout_seconds=60)
@@ -76,8 +86,9 @@ def block_2(text: str) -> None:
         script.write_text(text + _PLANTED, encoding="utf-8")
         said = run_torchrun(script, 3, timeout_seconds=60)
     lines = [line.partition("]: ")[2] or line for line in said.splitlines() if line.strip()]
-    told = "other weights on ranks [1], slow ranks [2]"
-    assert len(lines) == 2 and "so far alike" in lines[0] and told in lines[1], f"it said {lines}"
+    odd, slow = "other weights on ranks [1], so go back to a checkpoint", "slow ranks [2]"
+    assert len(lines) == 3 and "so far alike" in lines[0], f"it said {lines}"
+    assert odd in lines[1] and slow in lines[2], f"it said {lines}"
 
 
 def block_3(text: str) -> None:

@@ -5,6 +5,7 @@ It takes: FOLDER STEPS TIMEOUT_SECONDS NAP_SECONDS STEPS_BETWEEN_CHECKPOINTS
 
 SCRIPT = """\
 import datetime, json, os, sys, time
+born = time.time()  # PyTorch is still to be loaded
 import torch
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ torch.manual_seed(0)
 state = {"step": 0, "weight": torch.randn(16, 1)}
 if os.path.exists(checkpoint):
     state = torch.load(checkpoint)
-note("start", world=world, step=state["step"], pid=os.getpid())
+note("start", world=world, step=state["step"], pid=os.getpid(), age_seconds=time.time() - born)
 try:
     for step in range(state["step"], int(steps)):
         x = torch.randn(24, 16, generator=torch.Generator().manual_seed(step))[rank::world]
