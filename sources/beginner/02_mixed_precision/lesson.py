@@ -334,6 +334,8 @@ pd.concat(parts, axis=1).rename_axis("images").round(1)
 bars = compare([replace(runs[key], name=f"{runs[key].name}: {runs[key].peak_phase}") for key in [(1, None), (1, FP16), (16, None), (16, FP16)]],
                title="ResNet-50 with Adam, one image and several (16)")
 as_simulated(bars.figure, "T4")
+thin = runs[16, FP16].breakdown
+print("mixed, batch 16, MiB:", ", ".join(f"{part} {thin[part] / 2**20:.1f}" for part in ("cast weights", "temporaries", "other")))
 bars
 
 # %% [markdown]
@@ -435,6 +437,8 @@ def verdict(name, dtype, kind):
 
 answer = pd.DataFrame([verdict("fp32", None, "fp32"), verdict("mixed", FP16, "amp fp16")], index=["fp32", "mixed"])
 assert answer.iloc[0, 2] < 1024 <= answer.iloc[1, 2], "the limits moved: were model or card changed?"
+left = answer.iloc[1, 3]
+print("left for gaps and workspace, mixed, batch 1024, GiB:", ", ".join(f"{left - mib / 1024:.2f} with a context of {mib} MiB" for mib in (250, 500, 1000)))
 answer.rename_axis("largest batch")
 
 # %% [markdown]
