@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -87,8 +88,8 @@ def draw_peaks(
             _totals(axes, line, unit_bytes, style, name, color)
         for name, totals in (predicted_bytes or {}).items():
             _predicted_line(axes, totals, unit_bytes, f"{name} (predicted)")
-        for name, limit in (limits or {}).items():
-            axes.axhline(limit / unit_bytes, color="black", ls=":", label=name)
+        for (name, limit), style in zip((limits or {}).items(), cycle((":", "-.")), strict=False):
+            axes.axhline(limit / unit_bytes, color="black", ls=style, label=name)
         _label_batches(axes, everything, unit)
         axes.set_title(title)
         axes.legend()

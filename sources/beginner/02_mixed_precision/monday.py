@@ -22,35 +22,71 @@ ROWS, WIDTH = 2048, 64
 
 
 def block_1(text: str) -> None:
-    """Plain PyTorch: a lower peak than in fp32, nearly the same loss, fp32 states, and a scale to read."""
-    in_fp32 = text.replace("torch.bfloat16)", "torch.bfloat16, enabled=False)")
-    assert in_fp32 != text, "the block says torch.bfloat16 where autocast begins"
+    """Plain PyTorch: a lower peak than in fp32, nearly the same loss, fp32 states, and what it prints."""
+    in_fp32 = _changed(text, "in_fp32 = False", "in_fp32 = True")
     (plain, plain_loss, _), (mixed, mixed_loss, dtypes) = (_metered(t) for t in (in_fp32, text))
     saved = 1 - mixed.peak_bytes / plain.peak_bytes
     assert saved > 0.25, f"activations decide here, and the peak fell by {saved:.0%} only"
     gap = abs(mixed_loss / plain_loss - 1)
     assert gap < 0.01, f"the losses of the first step are {gap:.1%} apart"
     assert dtypes == {torch.float32}, f"weights, gradients and states stay in fp32, not {dtypes}"
-    assert "scale 1\n" in _printed(text), "bf16 needs no scaler, and the block's scale should say 1"
     with_scaler = re.sub(r"fp16 = .*", "fp16 = True", text)
-    assert "scale 65,536\n" in _printed(with_scaler), "fp16 starts at a scale of 65,536"
+    for there, scale in [(text, "1,"), (with_scaler, "65,536,"), (in_fp32, "1,")]:
+        assert f"scale {scale} 0 of " in _printed(there), f"a run should print a scale of {scale}"
     try:
         _metered(text, half=True)
     except AssertionError as error:
         assert "masters must be fp32" in str(error), f"another fault: {error}"
     else:
         raise AssertionError("a model in 16 bits should be refused")
+    _its_settings_hold(text, with_scaler)
+    _its_losses_and_skips_are_told(text, with_scaler)
+
+
+def _its_settings_hold(text: str, with_scaler: str) -> None:
+    """Gradients are clipped at their true size; images may lie channels last, and other weights stay."""
+    clipped = [_changed(t, "clip_norm = None", "clip_norm = 1e-3") for t in (text, with_scaler)]
+    for each in clipped:
+        model = run_block(each, **_vision())["model"]
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()
+        assert 0.5e-3 < norm < 1.01e-3, f"clipped to 1e-3, gradients have a norm of {norm:.1e}"
+    last = _changed(text, "channels_last = False", "channels_last = True")
+    weight = run_block(last, **_vision())["model"][0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last), (
+        "images should lie channels last"
+    )
+    assert _metered(last)[1] == _metered(text)[1], "a model without images stays as it was"
+
+
+def _its_losses_and_skips_are_told(text: str, with_scaler: str) -> None:
+    """The mean is of steps 10 to 19 alone, and a step that overflows is counted and changes nothing."""
+    names = _vision(batches=22)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        losses = run_block(text, **names)["losses"]
+    assert len(losses) == 20, "losses are noted for 20 steps"
+    assert (
+        f"first {losses[0]:.4f}, mean of steps 10 to 19 {sum(losses[10:]) / 10:.4f}"
+        in out.getvalue()
+    )
+    names, out = _vision(batches=1), io.StringIO()
+    before = [p.detach().clone() for p in names["model"].parameters()]
+    names["loss_function"] = lambda outputs, labels: 1e6 * F.cross_entropy(outputs, labels)
+    with redirect_stdout(out):
+        run_block(with_scaler, **names)
+    assert "scale 32,768, 1 of 1 steps skipped" in out.getvalue(), out.getvalue()
+    after = names["model"].parameters()
+    assert all(map(torch.equal, before, after)), "a skipped step should change no weight"
 
 
 def block_2(text: str) -> None:
-    """transformers: the Trainer's layers give bf16, and its weights stay in fp32."""
+    """transformers: the Trainer's layers give bf16 without a GPU, and its weights stay in fp32."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     model, seen = Labelled(), set()
     model.layers[0].register_forward_hook(lambda layer, given, out: seen.add(out.dtype))
     dataset = [{"inputs": torch.randn(8), "labels": torch.tensor(n % 2)} for n in range(64)]
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        here = text.replace("bf16=not fp16", "bf16=not fp16, use_cpu=True")  # tests hide the GPU
-        trainer = run_block(here, model=model, dataset=dataset)["trainer"]
+        trainer = run_block(text, model=model, dataset=dataset)["trainer"]
     assert seen == {torch.bfloat16}, f"layers should give bf16 under the Trainer, not {seen}"
     kept = {p.dtype for p in model.parameters()}
     assert kept == {torch.float32}, f"the weights should stay in fp32, not {kept}"
@@ -68,6 +104,25 @@ class Labelled(nn.Module):
         """(rows, 8) and (rows,) -> the mean loss and (rows, 2) logits."""
         logits = self.layers(inputs)
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def _changed(text: str, old: str, new: str) -> str:
+    """The block with another setting."""
+    assert text.count(old) == 1, f"the block should say {old!r} once"
+    return text.replace(old, new)
+
+
+def _vision(batches: int = 2) -> dict[str, Any]:
+    """A small convolutional network, and what else the block's reader has."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+    return {
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters()),
+        "loader": [(torch.randn(16, 3, 8, 8), torch.randint(0, 10, (16,))) for _ in range(batches)],
+        "loss_function": F.cross_entropy,
+        "device": CPU,
+    }
 
 
 def _printed(text: str) -> str:
