@@ -104,8 +104,8 @@ def test_the_counters_of_a_card_add_up_to_it() -> None:
     axes = draw_counters({"an error": error, "a row": without_card}, title="Cards").axes[0]
     texts = [text.get_text().strip() for text in axes.texts]
     assert texts == [
-        *("12.09", "4.84", "3.88", "1.18", "1.66", "23.65 GiB the card"),
-        *("1.00", "2.00 GiB used"),
+        *("12.09", "4.84", "3.88", "1.18", "1.66", "card 23.65"),
+        *("1.00", "used 2.00"),
     ]
 
 

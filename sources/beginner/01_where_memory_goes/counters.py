@@ -151,8 +151,8 @@ def _draw_bar(axes: Axes, row: int, counters: Counters, widest: float) -> None:
         if width > NARROWEST_NAMED * widest:
             _write_width(axes, row, left, width, is_inside=width > NARROWEST_INSIDE * widest)
         left += width
-    whole = "the card" if counters.card else "used"
-    axes.text(left, row, f"  {left:.2f} GiB {whole}", va="center", fontsize=11)
+    whole = "card" if counters.card else "used"
+    axes.text(left, row, f"  {whole} {left:.2f}", va="center", fontsize=11)
 
 
 def _write_width(axes: Axes, row: int, left: float, width: float, *, is_inside: bool) -> None:

@@ -217,7 +217,7 @@ compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 # %% [markdown]
 # **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
 # grey temporaries. One by one it borrows two of the largest tensor; `foreach` borrows as much as *all* parameters, so its peak
-# lies in the optimizer step, when activations are gone. `fused=True` borrows nothing.
+# lies in the optimizer step, when activations are gone. `fused=True` borrows next to nothing.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together?
@@ -249,7 +249,7 @@ kinds = {
     (72,): "never: this is the folklore, 18 x 4 bytes",
 }
 for parts, case in kinds.items():
-    print(f"{' + '.join(map(str, parts)):>10} = {sum(parts)} bytes {sum(parts) * llama.parameter_count / 1e9:6.1f} GB   {case}")
+    print(f"{' + '.join(map(str, parts)):>10} = {sum(parts):>2} bytes {sum(parts) * llama.parameter_count / 1e9:6.1f} GB   {case}")
 
 # %% [markdown]
 # ## 4. Activations: what grows with the batch
@@ -532,7 +532,7 @@ for run in (text, lean):
     count = len(alive_tensors(run, one))
     print(f"{run.name}: at the peak, in {run.peak_phase}, {count} tensors of {format_bytes(one)}, {count * one / run.peak_bytes:.0%} of it")
 assert text.peak_bytes - lean.peak_bytes > 0.9 * one, "del saves one tensor of logits: does another name hold them?"
-show(draw_holders([text, lean], one, names, title="Small transformer, before and after one line (measured)"),
+show(draw_holders([text, lean], one, names, title="Small transformer, with and without one line"),
      alt="Two bars. In the first, four equal tensors stand beside parameters, optimizer state and activations. In the second "
      "the logits are missing, and log-probabilities and two gradients are left.")
 
@@ -548,7 +548,7 @@ llama = model_shape("llama-3-8b")
 wider, fewer = llama.feedforward / llama.hidden, llama.kv_heads / llama.heads
 layer = {"inputs and outputs of two norms": 2 * 2 * 2, "queries": 2, "keys and values": 2 * 2 * fewer, "output of attention": 2,
          "four tensors of feed-forward": 4 * 2 * wider}
-print(layer, f"together {sum(layer.values()):.0f} bytes")
+print(*(f"{size:4.0f} bytes: {name}" for name, size in layer.items()), f"{sum(layer.values()):4.0f} together", sep="\n")
 width_bytes = llama.max_sequence * llama.hidden * llama.layers
 logits_bytes = 4 * llama.max_sequence * llama.vocabulary
 sizes_bytes = {"logits in fp32": logits_bytes, "four such tensors": 4 * logits_bytes,
