@@ -518,7 +518,6 @@ show(draw_from_before(text, title="Small transformer, AdamW one by one: one step
      alt="Memory over one step of a small transformer: logits and loss appear at the end of forward; where backward begins two "
      "temporaries of the same size stand on them, and that is the peak. One tensor of logits stays through the optimizer step.")
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
-del language_model, language_optimizer, watch  # or they stay for the rest of the notebook
 
 # %% [markdown]
 # **Read it.** The spike stands where backward begins. A band of the logits' size goes on through the *optimizer step*, which
