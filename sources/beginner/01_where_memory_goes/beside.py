@@ -55,10 +55,11 @@ def predicted_beside_measured(
         F.cross_entropy(network(images), labels).backward()
         chosen.step()
 
-    name = f"{model}, batch {batch_size}"
-    run = measure(step, model=network, optimizer=chosen, items=batch_size, name=name, timed_steps=0)
-    borrowed = format_bytes(run.breakdown[Category.TEMPORARIES])
-    run = replace(run, name=f"{name}; temporaries {borrowed}")
-    title = f"{optimizer}: predicted and measured"
-    both = compare([predicted("your formulas", formula), run], title=title)
+    run = measure(step, model=network, optimizer=chosen, items=batch_size, timed_steps=0)
+    title = f"{model}, batch {batch_size}, {optimizer}: at the peak"
+    bars = [predicted("the formulas", formula), replace(run, name="the meter")]
+    both = compare(bars, title=title)
+    axes = both.figure.axes[0]
+    borrowed = format_bytes(run.breakdown[Category.TEMPORARIES])  # too narrow for its number
+    axes.set_xlabel(f"{axes.get_xlabel()}; the meter's temporaries: {borrowed}")
     return both.figure, both.alt

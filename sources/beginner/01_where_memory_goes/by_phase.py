@@ -23,6 +23,9 @@ LOOKS = {
 }
 
 
+FORMULA = "the larger of 16P + ab and 20P (predicted)"
+
+
 def highest_bytes(measurement: Measurement, phase: str) -> int:
     """The most that is alive at one time within a phase.
 
@@ -58,7 +61,7 @@ def draw_by_phase(
     """
     ordered = sorted(measurements, key=lambda m: m.items)
     sizes = [m.items for m in ordered]
-    lines = {"the formula (predicted)": [predicted_bytes[size] / MIB for size in sizes]}
+    lines = {FORMULA: [predicted_bytes[size] / MIB for size in sizes]}
     for phase in LOOKS:
         lines[phase] = [highest_bytes(m, phase) / MIB for m in ordered]
     for name, measured in apart_bytes.items():

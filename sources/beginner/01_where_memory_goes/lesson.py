@@ -33,8 +33,7 @@ my_bet_percent = 50
 # %% tags=["setup"]
 here = setup("beginner/01")
 
-# %%
-import re
+# %% jupyter={"source_hidden": true}
 from dataclasses import replace
 from functools import partial
 
@@ -43,11 +42,14 @@ import torch
 import torch.nn.functional as F
 
 from evidence.record import recorded
-from utils import Evidence, check, compare, draw_over_time, draw_timeline, explore, format_bytes
+from utils import check, compare, explore, format_bytes
 from utils import measure, model_shape, show
 from utils.lessons.lesson_01.beside import predicted_beside_measured
+from utils.lessons.lesson_01.by_batch import draw_batches
 from utils.lessons.lesson_01.by_phase import draw_by_phase, highest_bytes
-from utils.lessons.lesson_01.counters import Counters, draw_counters
+from utils.lessons.lesson_01.counters import Counters, draw_counters, error_sizes
+from utils.lessons.lesson_01.from_before import draw_from_before
+from utils.lessons.lesson_01.holders import alive_tensors, draw_holders
 from utils.models import Transformer, TransformerConfig, resnet
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
@@ -55,8 +57,9 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. One step in one picture
 #
-# What this lesson measures is fp32, 4 bytes a number. `measure`
-# runs the step once to warm up, then once with every allocation recorded.
+# All that is measured here is fp32, 4 bytes a number. `measure` runs the step once to warm up, then once with every
+# allocation recorded. It knows model and optimizer by their addresses, and sorts any other block of memory by the phases
+# in which it was made and freed.
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
@@ -67,7 +70,7 @@ def make_step(model, optimizer, batch_size, micro_batches=1):
     labels = torch.randint(0, 10, (batch_size,), device=device)
 
     def step():
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=True)  # the default: drops the old gradients
         for some, answers in zip(images.chunk(micro_batches), labels.chunk(micro_batches), strict=True):
             loss = F.cross_entropy(model(some), answers) / micro_batches
             loss.backward()
@@ -81,17 +84,17 @@ model = resnet(50, stem="cifar").to(device)
 optimizer = torch.optim.Adam(model.parameters(), foreach=False)  # one tensor at a time; section 3 compares
 first = measure(make_step(model, optimizer, batch), model=model, optimizer=optimizer, items=batch,
                 unit="images", name=f"ResNet-50, batch {batch}, Adam one by one", timed_steps=0)
-show(draw_timeline(first), alt="Stacked memory over one training step: activations rise through forward, "
-     "gradients replace them during backward, and the peak lies between the two.")
+show(draw_from_before(first), alt="Stacked memory over one training step: zero_grad drops the old gradients, activations rise "
+     "through forward, new gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
-# **Read it.** The height is the memory of all tensors, the colours say what for, the background names the phase. Forward
-# builds *activations* up. Backward walks from the last layer to the first, frees activations and makes *gradients*. Who is
-# alive at the peak:
+# **Read it.** The height is the memory of model, optimizer, images and what the step makes; the background names the phase.
+# `zero_grad` drops the *gradients* of the step before. Forward builds *activations* up. Backward walks from the last layer to
+# the first, frees activations and makes new gradients. Who is alive at the peak:
 
 # %%
 found = first.breakdown
-print(first)
+print(f"{first.evidence}: peak {format_bytes(first.peak_bytes)} in {first.peak_phase}\n{found}")
 print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of the peak; your bet was {my_bet_percent}%")
 
 # %% [markdown]
@@ -101,64 +104,62 @@ print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of
 # %% [markdown]
 # ## 2. Whose count is it?
 #
-# A GPU has one large memory for your tensors: **HBM** (high-bandwidth memory), or GDDR on many cards. PyTorch's
-# `OutOfMemoryError` means that one. Three counters look at it, each at more than the one before:
+# A GPU's large memory is **HBM** (high-bandwidth memory), or GDDR on many cards; an `OutOfMemoryError` is about it. PyTorch
+# takes *segments* of it from the driver, and cuts them into blocks for tensors. Three counters:
 #
-# | who counts | what it adds |
+# | who counts | what it adds to the one above |
 # |---|---|
-# | `torch.cuda.memory_allocated()` | living tensors, in blocks of whole 512 bytes, and cuBLAS's workspaces |
-# | `torch.cuda.memory_reserved()` | free pieces of segments that PyTorch took from the driver and keeps |
-# | `nvidia-smi` | the rest: CUDA context (driver, code of kernels), NCCL's buffers, libraries, other processes |
+# | `torch.cuda.memory_allocated()` | blocks of tensors, and workspaces of libraries such as cuBLAS |
+# | `torch.cuda.memory_reserved()` | free pieces of segments, which PyTorch keeps |
+# | `nvidia-smi` | CUDA context (driver, code of kernels), NCCL's buffers, other libraries, other processes |
 #
-# [An error that somebody met](https://github.com/kerrj/lerf/issues/73) (published) and section 1's model on an H200
-# (recorded): which number of the error is the cause?
+# Who is to blame in [an error that somebody met](https://github.com/kerrj/lerf/issues/73) (published)? Paste your own in its
+# place.
 
 # %%
-error = ("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacty of 23.65 GiB of which 1.66 GiB is "
-         "free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the allocated memory 12.09 "
-         "GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.")
-asked, card, free, process, allocated, pieces = map(float, re.findall(r"([\d.]+) GiB", error))
-bars = {"the error (published)": Counters(allocated, allocated + pieces, process, card - free, card)}
+error = error_sizes(
+    "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacty of 23.65 GiB of which 1.66 GiB is free. "
+    "Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the allocated memory 12.09 GiB is allocated "
+    "by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.")
+signs = {  # what the error says, in GiB; the bound above which it is a cause; what to do
+    "free + unallocated": (error.free + error.pieces, error.asked, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+    "card - free - this process has": (error.card - error.free - error.process, 1, "end other processes, which nvidia-smi lists"),
+    "this process has - allocated - unallocated": (error.outside, 1, "lower the limit of the library that holds it"),
+    "tried to allocate": (error.asked, error.card / 2, "find it in the traceback; cut batch or length"),
+    "allocated": (error.allocated, error.card / 2, "have smaller tensors: sections 3 to 6"),
+}
+pd.DataFrame([{"the error says": sign, "GiB": f"{size:.2f}", "large above": f"{bound:.2f}", "so": do if size > bound else "-"}
+              for sign, (size, bound, do) in signs.items()])
+
+# %% jupyter={"source_hidden": true}
+bars = {"the error (published)": Counters.of_error(error)}
 record = next(record for record in recorded("resnet50") if record.device == "NVIDIA H200")
-for row in record.rows[:2]:
-    assert (row["precision"], row["image_size"]) == ("fp32", 32), "the record no longer begins with fp32 at 32 x 32"
+h200 = [row for row in record.rows if row["quantity"] == "step" and (row["precision"], row["image_size"]) == ("fp32", 32)]
+assert [row["batch"] for row in h200] == [128, 512, 2048], "the record has other batches of fp32 at 32 x 32"
+for row in h200[:2]:
     bars[f"H200, batch {row['batch']} (recorded)"] = Counters.of_row(row)
 if device.type == "cuda":
     bars["section 1, here (measured)"] = Counters.of_measurement(first)
-show(draw_counters(bars, title="What three counters see (H200: Adam by foreach)"),
+show(draw_counters(bars, title="What three counters see"),
      alt="Stacked bars: of the card of the error, half is allocated, a fifth is reserved and unallocated, another fifth lies "
      "outside of PyTorch, little is free. On the H200 the part outside stays the same while the batch grows fourfold.")
-print(f"the error: {asked} GiB found no place; free or in free pieces {free + pieces:.2f}; outside of PyTorch in this process "
-      f"{process - allocated - pieces:.2f}, in others {card - free - process:.2f}")
-print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.provenance['torch']}, peaks of ResNet-50's second step in fp32")
+print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.provenance['torch']}, section 1's model in fp32, Adam by foreach")
 
 # %% [markdown]
-# **Read it.** Your own error's numbers, in this table:
-#
-# | in the error | first action |
-# |---|---|
-# | "tried to allocate" is most of the card | one operation is too large: batch, length, resolution |
-# | "free" + "unallocated" would have served the request | it is free in pieces: `PYTORCH_ALLOC_CONF=expandable_segments:True` (once `PYTORCH_CUDA_ALLOC_CONF`) |
-# | card - "free" - "this process has" is large | other processes: `nvidia-smi` |
-# | "this process has" - "allocated" - "unallocated" is large | this process, outside of PyTorch: NCCL, a library |
-# | else: "allocated by PyTorch" | tensors: sections 3 to 6 |
-#
-# Here two rows hold: the pieces would have served, and this process keeps a sixth of the card outside, more than a context
-# takes. Try the setting first ([lesson 10](../intermediate/10_oom_clinic.ipynb)). Compare techniques by
-# `max_memory_allocated()`. The same run *fits* where `max_memory_reserved()` and what lies outside fit, and hardly ever where
-# `max_memory_allocated()` and what lies outside do not. Between the two, try it
-# ([notes on CUDA memory](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management)).
+# **Read it.** The request failed although twice its size was free: no piece was large enough. Try the setting first. (Its newer
+# name, `PYTORCH_ALLOC_CONF`, is [ignored by PyTorch 2.9.1](https://github.com/pytorch/pytorch/issues/183387).) This process holds
+# 3.88 GiB outside of PyTorch, where the H200's context takes 0.75: LERF uses tiny-cuda-nn, which allocates by itself.
 
 # %% [markdown]
 # ## 3. The states: a formula without surprises
 #
-# Some tensors are there when a step ends. For $P$ parameters in fp32 (4 bytes each):
+# What a step leaves for the next are the **model states**. For $P$ parameters in fp32 (4 bytes each):
 #
 # $$\underbrace{4P}_{\text{parameters}} + \underbrace{4P}_{\text{gradients}} +
 # \underbrace{4P + 4P}_{\text{Adam: running means}} = 16P \ \text{bytes}$$
 #
-# Adam keeps two running means for each parameter: of its gradient, and of the gradient's square.
-# All of these together are the **model states**.
+# Adam keeps two running means for each parameter: of its gradient, and of the gradient's square. A loop that calls
+# `zero_grad` after `optimizer.step()` ends with $12P$, and has the same peak.
 
 # %% tags=["nbval-check-output"]
 P = sum(parameter.numel() for parameter in model.parameters())
@@ -172,16 +173,13 @@ def adam_states(parameter_count: int) -> dict[str, int]:
 print(f"P = {P:,} parameters, so the states take {format_bytes(16 * P)}")
 
 # %%
-after = first.timeline.at(first.timeline.end_ns)
+after, by_formula = first.timeline.at(first.timeline.end_ns), adam_states(P)
 tensors = len(list(model.parameters()))
-grain = 512 if device.type == "cuda" else 1  # CUDA's allocator hands out whole multiples of it
-whole = sum(-(-4 * p.numel() // grain) * grain for p in model.parameters())
-assert after["parameters"] == after["gradients"] == whole, "4 P each: is every parameter fp32?"
-counters = 4 * tensors if grain == 1 else 0  # of steps, which stay on the CPU
-assert after["optimizer state"] == 2 * whole + counters, "8 P, with Adam: is that the optimizer?"
 print(f"optimizer state - 8 P = {after['optimizer state'] - 8 * P} bytes for {tensors} tensors")
-beside = {str(Evidence.PREDICTED): adam_states(P), str(Evidence.MEASURED): dict(after)}
-pd.DataFrame(beside).fillna(0).astype(int).rename_axis("bytes at the end of the step")
+# On CUDA a block is a whole multiple of 512 bytes.
+assert all(0 <= after[name] - by_formula[name] < 1024 * tensors for name in by_formula), "is it Adam, is all of it fp32?"
+sides = {"predicted": {name: by_formula.get(name, "") for name in after}, "measured": dict(after)}
+pd.DataFrame(sides).rename_axis("bytes at the end of the step")
 
 # %% [markdown]
 # **Read it.** Parameters and gradients equal the formula to the byte. Adam holds a step counter of 4 bytes more
@@ -193,6 +191,10 @@ pd.DataFrame(beside).fillna(0).astype(int).rename_axis("bytes at the end of the 
 # all tensors at once.
 
 # %%
+def when(measurement, phase):
+    return next(span.start_ns for span in measurement.timeline.spans if span.name == phase)
+
+
 def with_optimizer(name, build):
     model = resnet(18, stem="cifar").to(device)
     optimizer = build(model.parameters())
@@ -208,16 +210,17 @@ arms = [
     with_optimizer("Adam, fused", partial(torch.optim.Adam, fused=True)),
 ]
 for arm in arms:
-    print(f"{arm.name:<17} peak in {arm.peak_phase}")
+    before = arm.timeline.at(when(arm, "optimizer step")).total_bytes
+    print(f"{arm.name:<17} peak in {arm.peak_phase:<15} optimizer step borrows {format_bytes(highest_bytes(arm, 'optimizer step') - before)}")
 compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
 # **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
 # grey temporaries. One by one it borrows two of the largest tensor; `foreach` borrows as much as *all* parameters, so its peak
-# lies in the optimizer step, when activations are gone. `fused=True` borrows nothing there.
+# lies in the optimizer step, when activations are gone. `fused=True` borrows next to nothing.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
-# weights, gradients and optimizer state together? Put a number in place of the dots.
+# weights, gradients and optimizer state together?
 
 # %%
 momentum_bytes_per_parameter = ...
@@ -225,33 +228,36 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> Adam creates its state inside the <i>first</i>
-# <code>optimizer.step()</code>. So a script can pass its first backward, and fail in that call or in the next
-# iteration. <a href="https://github.com/pytorch/pytorch/issues/9439">A user of a VGG model</a> met this.</div>
+# <code>optimizer.step()</code>. So a script can pass its first backward and fail there, as
+# <a href="https://github.com/pytorch/pytorch/issues/9439">a user of a VGG model</a> saw.</div>
 #
 # ### A folklore formula
 #
-# "18 bytes a parameter" ([Hugging Face](https://huggingface.co/docs/transformers/model_memory_anatomy), for mixed precision)
-# is often multiplied by the bytes of a parameter once more. *Mixed precision* by DeepSpeed or Megatron has a 16-bit copy of
-# the weights beside fp32 weights (4) and Adam's means (8): 2 + 2 + 12 = 16 with 16-bit gradients, as in the ZeRO paper, and 2 + 4 + 12 = 18 with fp32
-# gradients ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)). For Llama-2-7B:
+# [18 bytes a parameter](https://huggingface.co/docs/transformers/model_memory_anatomy) are right for one kind of *mixed
+# precision*. Multiplied by the bytes of a parameter once more, they count these twice. Llama-2-7B with Adam
+# ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)):
 
 # %% tags=["nbval-check-output"]
 llama = model_shape("llama-2-7b")
-count = llama.parameter_count
-assert count == llama.published_count, "the shape no longer gives the published count"
-print(f"P = {count:,}   ({llama.source})")
-rows = {"fp32, or mixed with 16-bit gradients, 16": 16 * count, "mixed precision, fp32 gradients, 18": 18 * count,
-        "the folklore, 18 x 4 bytes": 72 * count}
-for name, total_bytes in rows.items():
-    print(f"{name:<44}{total_bytes / 1e9:8.1f} GB   {Evidence.PREDICTED}")
+assert llama.parameter_count == llama.published_count, "the shape no longer gives the published count"
+print(f"P = {llama.parameter_count:,}   ({llama.source})\nparameter, gradient, optimizer; predicted; you have this if")
+kinds = {
+    (2, 2, 4): "all is bf16; transformers 5 loads weights in the type of their file",
+    (4, 4, 8): "weights are fp32, also under autocast and TrainingArguments(bf16=True), which cast copies in forward",
+    (2, 2, 4 + 8): "DeepSpeed or Megatron keep fp32 weights beside bf16 ones, as in the ZeRO paper",
+    (2, 4, 4 + 8): "the same, with fp32 gradients",
+    (72,): "never: this is the folklore, 18 x 4 bytes",
+}
+for parts, case in kinds.items():
+    print(f"{' + '.join(map(str, parts)):>10} = {sum(parts):>2} bytes {sum(parts) * llama.parameter_count / 1e9:6.1f} GB   {case}")
 
 # %% [markdown]
 # ## 4. Activations: what grows with the batch
 #
-# Backward needs the inputs or the outputs of most operations again. Autograd therefore keeps them
-# from forward until backward has used them: the **activations**. `saved_tensors_hooks` calls your function with
-# every tensor that autograd keeps, so a ledger of a dozen lines is a meter already. It counts each *storage* once:
-# the block of bytes behind a tensor, which several tensors can share. Parameters do not count: they exist anyway.
+# Backward needs the inputs or outputs of most operations again. Autograd keeps them from forward until backward has used
+# them: the **activations**. `saved_tensors_hooks` calls your function with every tensor that autograd keeps, so a dozen lines
+# make a meter. They count each *storage* once: the block of bytes behind a tensor, which several tensors can share. Parameters
+# do not count: they exist anyway.
 
 # %%
 def saved_for_backward(model, inputs):
@@ -271,16 +277,9 @@ def saved_for_backward(model, inputs):
     return sum(ledger.values())
 
 
-# %% [markdown]
-# The meter, when backward begins: all activations live then.
-
 # %%
-def when(measurement, phase):
-    return next(span.start_ns for span in measurement.timeline.spans if span.name == phase)
-
-
 images = torch.randn(batch, 3, 32, 32, device=device)
-metered = first.timeline.at(when(first, "backward"))
+metered = first.timeline.at(when(first, "backward"))  # all activations live then
 print("your ledger                ", format_bytes(mine := saved_for_backward(model, images)))
 print("the meter: activations     ", format_bytes(metered["activations"]))
 print("the meter: inputs          ", format_bytes(metered["inputs"]))
@@ -314,31 +313,68 @@ def activation_bytes(measurement):
 per_image = (activation_bytes(sweep[-1]) - activation_bytes(sweep[0])) / (sizes[-1] - sizes[0])
 print(f"activations per image: {format_bytes(per_image)}")
 optimizer.param_groups[0]["foreach"] = True  # what Adam does on CUDA if you say nothing
-all_at_once = {size: highest_bytes(at_batch(size), "optimizer step") for size in (sizes[0], batch)}
+by_foreach = [at_batch(size) for size in sizes]
 optimizer.param_groups[0]["foreach"] = False
 
+# %% [markdown]
+# By `foreach` the optimizer step stands at $20P$: the states, and $4P$ of temporaries. Backward is near $16P + ab$, with $a$
+# bytes of activations for each of $b$ images. The larger of the two decides:
+
 # %%
-formula = {size: 16 * P + per_image * size for size in sizes}
-figure = draw_by_phase(sweep, formula, {"optimizer step by foreach": all_at_once},
-                       title="ResNet-50 with Adam, one by one: the highest moment of each phase")
+def predicted_peak(batch_size):
+    return max(16 * P + per_image * batch_size, 20 * P)
+
+
+rows = {}
+for one, many in zip(sweep, by_foreach, strict=True):
+    bytes_of = {"activations, where backward begins": activation_bytes(one), "highest in backward": highest_bytes(many, "backward"),
+                "highest in optimizer step, one by one": highest_bytes(one, "optimizer step"),
+                "highest in optimizer step, foreach": highest_bytes(many, "optimizer step"), "predicted, foreach": predicted_peak(one.items)}
+    rows[one.name] = {name: count / 2**20 for name, count in bytes_of.items()}
+    rows[one.name]["predicted / measured peak, foreach"] = predicted_peak(one.items) / many.peak_bytes
+pd.DataFrame(rows).round(2).rename_axis("MiB")
+
+# %% jupyter={"source_hidden": true}
+figure = draw_by_phase(sweep, {size: predicted_peak(size) for size in sizes},
+                       {"optimizer step by foreach": {m.items: highest_bytes(m, "optimizer step") for m in by_foreach}},
+                       title="ResNet-50, Adam one by one (dotted: by foreach): highest of each phase")
 show(figure, alt="Memory against batch size, a line a phase: backward's highest moment grows with the batch. The optimizer step's "
      "is flat: one by one it lies above backward at the smallest batch alone, by foreach at all but the largest.")
-top = max(all_at_once.values())
-print("by foreach the optimizer step is higher up to batch", max(m.items for m in sweep if m.peak_bytes < top))
-print("formula over peak: " + "; ".join(f"batch {m.items}: {formula[m.items] / m.peak_bytes:.2f} one by one, "
-                                        f"{formula[m.items] / max(m.peak_bytes, top):.2f} by foreach" for m in sweep))
-print("on the H200:", *(f"batch {row['batch']}: {(16 * P + per_image * row['batch']) / row['allocated_peak_bytes']:.2f};" for row in record.rows[:2]))
-alive = {m.name: dict(m.timeline.at(when(m, "backward"))) for m in sweep}
-for m in sweep:
-    alive[m.name] |= {f"highest in {phase}": highest_bytes(m, phase) for phase in ("backward", "optimizer step")}
-(pd.DataFrame(alive).fillna(0) / 2**20).round(1).rename_axis("MiB, where backward begins, and highest")
 
 # %% [markdown]
-# **Read it.** Activations double with the batch, and no state grows. The optimizer step's line does
-# not depend on the images: one by one it decides at the smallest batch alone, by `foreach`, CUDA's default, at all but the
-# largest. The dashed formula adds *all* gradients to *all* activations, which this step never holds at once, and no
-# temporaries. So it is a little too high here where backward decides, too low for few images by `foreach`, and too low on the
-# H200's large batch, whose temporaries grow with it. Keep a tenth free.
+# **Read it.** Activations double with the batch, and no state grows. By `foreach` the optimizer step decides at all but the
+# largest batch. $16P + ab$ adds *all* gradients to *all* activations, which this step never holds at once, and leaves
+# temporaries out.
+#
+# ### Does it fit?
+#
+# The same prediction for batches of work, beside the H200 (recorded, Adam by `foreach`):
+
+# %%
+rows = {}
+for row in h200:
+    of_peak = {f"{name}, % of the peak": 100 * row["breakdown"][name] / row["peak_bytes"]
+               for name in ("parameters", "activations", "temporaries")}
+    against = {"allocated": row["allocated_peak_bytes"], "used on the card": row["used_on_the_device_bytes"]}
+    ratios = {f"{name} / predicted": size / predicted_peak(row["batch"]) for name, size in against.items()}
+    rows[f"batch {row['batch']}"] = of_peak | {"predicted, GiB": predicted_peak(row["batch"]) / 2**30} | ratios
+capped = next(row for row in record.rows if row["quantity"] == "largest batch" and row["precision"] == "fp32")
+for size, fits in capped["tried"]:
+    if size in (capped["batch"], min(size for size, fits in capped["tried"] if not fits)):
+        print(f"PyTorch capped at 16 GB, batch {size}: predicted {predicted_peak(size) / 16e9:.2f} of it; fits: {fits}")
+for name, row in {"batch 512": h200[1], f"batch {capped['batch']}, capped": capped}.items():
+    sizes_bytes = {"temporaries": row["breakdown"]["temporaries"], "free pieces": row["reserved_peak_bytes"] - row["allocated_peak_bytes"],
+                   "used on the card": row["used_on_the_device_bytes"]}
+    print(f"{name}:", ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in sizes_bytes.items()))
+pd.DataFrame(rows).round(2)
+
+# %% [markdown]
+# **Read it.** The bet's answer hangs on the batch: at 2,048 parameters are next to nothing. Left alone, the run took up to 1.36
+# times the prediction. Much of that is no need: with PyTorch capped at 16 GB, batch 576 ran, and took less than 512 had, with
+# smaller temporaries and fewer free pieces.
+#
+# **Verdict.** Take from the card what lies outside of PyTorch. On this evidence a step fits where the prediction is under nine
+# tenths of the rest, and not where it is more than all of it. In between, try.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -350,8 +386,8 @@ check("01.doubled_batch", doubled_batch_gib)
 # %% [markdown]
 # ### Break it, diagnose it: activations that stay
 #
-# A validation loop adds up its losses. It never calls `backward`. (`model.eval()` would not stop autograd.) How many bytes
-# does each batch leave? Does the same sum do it in a training loop?
+# A validation loop adds up its losses and never calls `backward`. (`model.eval()` would not stop autograd.) How many bytes does
+# each batch leave? Does the same sum do it in training?
 
 # %%
 few, labels = images[:2], torch.randint(0, 10, (2,), device=device)
@@ -371,23 +407,25 @@ def four_batches(train=False):
 
 loops = {"validation": four_batches, "validation, no_grad": torch.no_grad()(four_batches), "training": partial(four_batches, train=True)}
 runs = {name: measure(loop, model=model, warmup_steps=0, timed_steps=0) for name, loop in loops.items()}
-show(draw_over_time(runs, "activations", title="Four batches of two images, and the sum of their losses"),
-     alt="Left a staircase of four steps, in the middle nothing, right four hills that return to the ground.")
 history.clear()
-highest = {name: int(max(run.timeline.series().get("activations", [0]))) for name, run in runs.items()}
-print(*(f"{name}: at most {format_bytes(most)};" for name, most in highest.items()))
+for name, run in runs.items():
+    print(f"{name}: at most {format_bytes(int(max(run.timeline.series().get('activations', [0]))))} of activations")
+
+# %% jupyter={"source_hidden": true}
+show(draw_batches(runs, "activations", title="Four batches of two images, and the sum of their losses"),
+     alt="Left a staircase of four steps, in the middle nothing, right four hills that return to the ground.")
+highest = {name: max(run.timeline.series().get("activations", [0])) for name, run in runs.items()}
 assert highest["validation"] > 3 * highest["training"], "the history is not held: does the sum keep its losses?"
 
 # %% [markdown]
 # **Diagnose it.** The sum has a history, which holds every batch's graph with what autograd saved. In training `backward` has
-# freed what was saved. A loss that no backward visits keeps all: validation, a metric, a penalty that is only logged. Validate
-# under `torch.no_grad()`, and add up `loss.detach()`.
+# freed what was saved. A loss that no backward visits keeps all of it. Validate under `torch.no_grad()`, and add up
+# `loss.detach()`.
 
 # %% [markdown]
 # ## 5. Why the peak is where it is
 #
-# To lower a peak you must know who is alive *then*. Compare the peak of section 1 with the sum of what each category
-# holds at its own highest.
+# To lower a peak you must know who is alive *then*. Compare the peak of section 1 with each category's own highest moment.
 
 # %%
 maxima = {str(category): int(curve.max()) for category, curve in first.timeline.series().items()}
@@ -401,8 +439,8 @@ pd.DataFrame(share).round(1).rename_axis("MiB")
 # **Read it.** A ResNet's last layers have the most weights and the smallest activations. So backward
 # begins by making large gradients and freeing little. The peak holds *part* of the gradients and *most* of the activations.
 #
-# **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of its
-# activations, or by less? Think of where the peak can move. Answer `"half"` or `"less"`.
+# **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of its activations, or by
+# less? Answer `"half"` or `"less"`.
 
 # %%
 peak_moves = ...
@@ -416,18 +454,20 @@ check("01.peak_moves", peak_moves)
 accumulated = measure(make_step(model, optimizer, batch, micro_batches=2), model=model, optimizer=optimizer, items=batch,
                       unit="images", name="two micro-batches", timed_steps=0)
 for run in (first, accumulated):
-    print(f"{run.name:<35} peak {format_bytes(run.peak_bytes)} in {run.peak_phase}, with activations of "
-          f"{format_bytes(run.breakdown['activations'])}, gradients of {format_bytes(run.breakdown['gradients'])}")
-print(f"formula over peak, two micro-batches: {(16 * P + per_image * batch / 2) / accumulated.peak_bytes:.2f}")
+    parts = (f"{name} {format_bytes(run.breakdown[name])}" for name in ("activations", "gradients", "temporaries"))
+    print(f"{run.name}: peak {format_bytes(run.peak_bytes)} in {run.peak_phase}, with", ", ".join(parts))
+print(f"peak of the second - (16P + ab/2): {format_bytes(accumulated.peak_bytes - 16 * P - per_image * batch / 2)}")
+print(f"the same cut at batch 512 (predicted): {per_image * 256 / 2**30:.1f} of {h200[1]['allocated_peak_bytes'] / 2**30:.1f} GiB (recorded, H200)")
 
 # %% [markdown]
 # **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the second forward
-# and backward. With **gradient accumulation** the formula of section 4 lacks the temporaries alone.
+# and backward. With **gradient accumulation** the formula of section 4 lacks little but the temporaries. The peak falls little
+# because activations are few here. At batch 512 the same cut would take nearly half.
 #
 # ### Predict beside measure
 #
 # Move the controls (in a running notebook). Each change predicts by section 3's formula and the ledger of two images, scaled
-# to the batch; then it measures.
+# to the batch, then measures.
 
 # %%
 optimizer = None  # Adam's state of ResNet-50, and its gradients: make room first
@@ -440,6 +480,8 @@ figure, alt = both(16, "ResNet-18", "Adam, one by one")
 show(figure, alt)
 
 # %% [markdown]
+# **Read it.** Two errors cancel: at the peak some gradients are not there yet, and the formulas leave temporaries out.
+#
 # ## 6. A transformer: the last layer can be the largest
 #
 # A language model ends in one score for each token of its vocabulary, at each position: the **logits**. For a batch of
@@ -447,8 +489,8 @@ show(figure, alt)
 #
 # $$4 \cdot B \cdot T \cdot V \ \text{bytes}$$
 #
-# and loss and backward make more of them. Predict: in a small transformer with the vocabulary of Llama 2, how many such
-# tensors are alive at the peak? Which of them does `del` free?
+# and loss and backward make more of them. Predict, for the vocabulary of Llama 2: how many such tensors are alive at the peak?
+# Which of them does `del` free?
 
 # %%
 B, T, V = 2, 128, 32_000
@@ -472,70 +514,80 @@ def language_step(keeps_name):
 watch = partial(measure, model=language_model, optimizer=language_optimizer, items=B * T, unit="tokens", timed_steps=0)
 text = watch(partial(language_step, keeps_name=True), name="small transformer")
 lean = watch(partial(language_step, keeps_name=False), name="with del logits")
-show(draw_timeline(text, title="Small transformer, AdamW one by one: one step"),
+show(draw_from_before(text, title="Small transformer, AdamW one by one: one step"),
      alt="Memory over one step of a small transformer: logits and loss appear at the end of forward; where backward begins two "
      "temporaries of the same size stand on them, and that is the peak. One tensor of logits stays through the optimizer step.")
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
-del language_model, language_optimizer, watch  # or they stay for the rest of the notebook
 
 # %% [markdown]
 # **Read it.** The spike stands where backward begins. A band of the logits' size goes on through the *optimizer step*, which
-# needs no logits. Who holds it? Count with and without `del`:
+# needs no logits. Who holds it?
 
 # %%
-after = text.timeline.at(text.timeline.end_ns)
-states = sum(after[category] for category in adam_states(P_text))
-print(f"states: predicted {format_bytes(16 * P_text)}, measured {format_bytes(states)}")
-one, kinds = 4 * B * T * V, ("logits and loss", "temporaries")
+after, one = text.timeline.at(text.timeline.end_ns), 4 * B * T * V
+print(f"states: predicted {format_bytes(16 * P_text)}, measured {format_bytes(sum(after[kind] for kind in adam_states(P_text)))}")
+names = ["logits (held by\n    their variable)", "log-probabilities\n    (by autograd)", "gradient of 2\n    (by backward)", "gradient of 1\n    (by backward)"]
 for run in (text, lean):
-    at_peak = ", ".join(f"{run.breakdown[kind] / one:.2f} {kind}" for kind in kinds)
-    share = sum(run.breakdown[kind] for kind in kinds) / run.peak_bytes
-    print(f"{run.name}: at the peak, in {run.peak_phase}, tensors of {format_bytes(one)}: {at_peak}; {share:.0%} of it")
+    count = len(alive_tensors(run, one))
+    print(f"{run.name}: at the peak, in {run.peak_phase}, {count} tensors of {format_bytes(one)}, {count * one / run.peak_bytes:.0%} of it")
 assert text.peak_bytes - lean.peak_bytes > 0.9 * one, "del saves one tensor of logits: does another name hold them?"
-llama = model_shape("llama-3-8b")
-at_work = 4 * llama.max_sequence * llama.vocabulary
-kept, inputs = (each * llama.max_sequence * llama.hidden * llama.layers for each in (41, 2))  # norms 8, q 2, k and v 1, attention 2, four of 3.5 widths 28
-print(f"Llama 3 8B, one text of {llama.max_sequence:,} tokens (predicted): logits {format_bytes(at_work)} in fp32, {format_bytes(4 * at_work)} "
-      f"for four; its layers in bf16, with flash attention, keep about {format_bytes(kept)}, checkpointed {format_bytes(inputs)}")
-compare([text, lean], title="Who holds the logits? Before and after one line")
+show(draw_holders([text, lean], one, names, title="Small transformer, with and without one line"),
+     alt="Two bars. In the first, four equal tensors stand beside parameters, optimizer state and activations. In the second "
+     "the logits are missing, and log-probabilities and two gradients are left.")
 
 # %% [markdown]
-# **Read it.** Alive at the peak: the logits, their log-probabilities, and a gradient of each, counted as temporaries.
-# Backward needs three of the four. The variable `logits` alone holds the fourth. The same line went into torchtitan
-# ["to save 3.9G"](https://github.com/pytorch/torchtitan/pull/391) (published). This net is narrow for its
-# vocabulary. In Llama 3 8B the layers hold more than the logits, until they are checkpointed: then the last layer is the
-# largest. The technique has to fit the category.
+# **Read it.** Backward needs three of the four tensors; the variable `logits` alone holds the other. The same line went into
+# torchtitan ["to save 3.9G"](https://github.com/pytorch/torchtitan/pull/391) (published).
+#
+# This net is narrow for its vocabulary. In Llama 3 8B, with one text of 8,192 tokens, a layer in bf16 keeps for each token
+# and each number of its width (with fused norms and flash attention):
+
+# %%
+llama = model_shape("llama-3-8b")
+wider, fewer = llama.feedforward / llama.hidden, llama.kv_heads / llama.heads
+layer = {"inputs and outputs of two norms": 2 * 2 * 2, "queries": 2, "keys and values": 2 * 2 * fewer, "output of attention": 2,
+         "four tensors of feed-forward": 4 * 2 * wider}
+print(*(f"{size:4.0f} bytes: {name}" for name, size in layer.items()), f"{sum(layer.values()):4.0f} together", sep="\n")
+width_bytes = llama.max_sequence * llama.hidden * llama.layers
+logits_bytes = 4 * llama.max_sequence * llama.vocabulary
+sizes_bytes = {"logits in fp32": logits_bytes, "four such tensors": 4 * logits_bytes,
+               "what layers keep": sum(layer.values()) * width_bytes, "what they keep if checkpointed: their inputs": 2 * width_bytes}
+pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_bytes.items()}}).round(2)
+
+# %% [markdown]
+# **Read it.** The layers hold more than the logits, until they are
+# [checkpointed](../intermediate/05_checkpointing.ipynb): then the last layer is the largest. The technique has to fit the
+# category.
 
 # %% [markdown]
 # ## Recap
 #
 # The peak is a moment: measure, then ask of each large block who holds it.
 #
-# **Test yourself.** Name a technique for each category, then compare. Brackets have the cost.
+# **Test yourself.** Name a technique for each category, and what it costs.
 #
-# | category | grows with | what shrinks it | what does not |
+# <details><summary>Answer</summary>
+#
+# | category | grows with | what shrinks it (cost) | what does not |
 # |---|---|---|---|
-# | parameters | model | sharding (communication), quantization (accuracy) | a smaller batch |
-# | gradients | model | LoRA (fewer trained weights), sharding (communication), freeing each one early (other code) | a smaller batch |
-# | optimizer state | model, optimizer | LoRA, SGD or 8-bit states (perhaps accuracy), sharding (communication), offload (transfers) | mixed precision |
-# | activations | batch, sequence, width, depth | checkpointing (compute), mixed precision (digits or range), smaller micro-batch (speed) | sharding the states |
-# | logits and loss | batch, sequence, vocabulary | `del logits` (nothing), chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
-# | temporaries of backward | batch, operation | fused kernels, chunked loss, smaller micro-batch | checkpointing |
-# | temporaries of the optimizer | model | `fused=True` | a smaller batch |
+# | parameters | model | [sharding](../intermediate/09_sharding.ipynb) (communication), [quantization](../intermediate/06_seven_billion.ipynb) (accuracy) | a smaller batch |
+# | gradients | model | [LoRA](../intermediate/06_seven_billion.ipynb) (fewer trained weights), sharding | a smaller batch |
+# | optimizer state | model, optimizer | LoRA, 8-bit states (perhaps accuracy), sharding, [offload](../intermediate/07_offload.ipynb) (transfers) | mixed precision |
+# | activations | batch, sequence, width, depth | checkpointing (compute), [mixed precision](02_mixed_precision.ipynb) (digits), smaller micro-batch (speed) | sharding the states |
+# | logits and loss | batch, sequence, vocabulary | `del logits` (nothing), [loss in chunks](../intermediate/05_checkpointing.ipynb#5.-Logits-are-activations-too) (compute) | checkpointing the layers |
+# | temporaries | batch; of the optimizer: model | smaller micro-batch; `fused=True` | checkpointing |
+#
+# </details>
 #
 # Do the [lab](../../labs/beginner/01_where_memory_goes.ipynb), in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/beginner/01_where_memory_goes.ipynb). Lesson [02](02_mixed_precision.ipynb) makes activations
 # smaller.
-#
-# **References.** Rajbhandari and others, *ZeRO: Memory Optimizations Toward Training Trillion
-# Parameter Models*, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054), section 3. PyTorch,
-# [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html).
 
 # %% [markdown]
 # ## On Monday
 #
 # **Plain PyTorch.** You have `build`, which makes `model`, `optimizer` and `train_step`, one whole step that ends with its
-# gradients still there. Record from the start, or parameters have no stack:
+# gradients still there. After an `OutOfMemoryError` this prints the account, too:
 #
 # ```python
 # import torch
@@ -545,34 +597,37 @@ compare([text, lean], title="Who holds the logits? Before and after one line")
 #     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in mine}
 #     return sum(storages.values())
 #
-# cuda = torch.cuda.is_available()
-# if cuda:
-#     torch.cuda.memory._record_memory_history()
+# cuda, model, states = torch.cuda.is_available(), None, {}
+# if cuda:  # from the start, or parameters have no stack
+#     torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
 # try:
 #     model, optimizer, train_step = build()
 #     train_step()  # Adam makes its state here
 #     if cuda:
 #         torch.cuda.reset_peak_memory_stats()
 #     train_step()
-# finally:  # out of memory, too
+# finally:
 #     if cuda:
 #         torch.cuda.memory._dump_snapshot("step.pickle")
 #         torch.cuda.memory._record_memory_history(enabled=None)  # stop: it costs time
-# states = {
-#     "parameters": held_bytes(model.parameters()),
-#     "gradients": held_bytes(p.grad for p in model.parameters()),
-#     "optimizer state": held_bytes(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)),
-# }
-# print({name: f"{size / 2**30:.2f} GiB" for name, size in states.items()})
-# if cuda:
-#     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-#     lasting = states["parameters"] + states["optimizer state"]  # alive at every moment; gradients come and go
-#     print(f"peak {peak / 2**30:.2f} GiB, above what lasts {(peak - lasting) / 2**30:.2f}, reserved {reserved / 2**30:.2f}")
+#     if model is not None:
+#         states = {
+#             "parameters": held_bytes(model.parameters()),
+#             "gradients": held_bytes(p.grad for p in model.parameters()),
+#             "optimizer state": held_bytes(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)),
+#         }
+#         print({name: f"{size / 2**30:.2f} GiB" for name, size in states.items()})
+#     if cuda:
+#         peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+#         lasting = states.get("parameters", 0) + states.get("optimizer state", 0)  # at every moment; gradients come and go
+#         print(f"peak {peak / 2**30:.2f} GiB, above what lasts {(peak - lasting) / 2**30:.2f}, reserved {reserved / 2**30:.2f}")
 # ```
 #
 # Halve the batch and run it again: about half of activations, logits and backward's temporaries goes, less where the peak
 # moves. If hardly anything fell, try `fused=True`, then shrink the states. Drop `step.pickle` on
-# [memory_viz](https://docs.pytorch.org/memory_viz): every block, and who allocated it.
+# [memory_viz](https://docs.pytorch.org/memory_viz). Bands from end to end are what lasts, the hill is forward and backward; a
+# click on a band names the line that made it. Bands of backward name none: another thread makes them.
+# ([Lesson 10](../intermediate/10_oom_clinic.ipynb#5.-Instruments,-and-what-each-cannot-see) shows the page.)
 #
 # **transformers.** You have `model` and `dataset`. The `Trainer` keeps the account itself, for short runs:
 #
@@ -586,4 +641,4 @@ compare([text, lean], title="Who holds the logits? Before and after one line")
 # ```
 #
 # Look at `train_mem_gpu_alloc_delta` (what stayed: optimizer state) and `train_mem_gpu_peaked_delta` (what rose above that
-# and went: gradients, activations, temporaries).
+# and went: gradients, activations, temporaries). For a large vocabulary, `use_liger_kernel=True` computes the loss in chunks.

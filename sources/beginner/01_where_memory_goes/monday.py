@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
-from contextlib import chdir, suppress
+from contextlib import chdir, redirect_stdout, suppress
 from typing import Any
 from unittest import mock
 
@@ -43,17 +44,30 @@ def block_1(text: str) -> None:
 
 
 def _as_on_a_gpu(text: str, build: Any) -> None:
-    """The lines for a GPU: what they record begins before the model is built, and is always written."""
-    for built in (build, torch.OutOfMemoryError("CUDA out of memory.")):
-        begun, _, *rest = _calls_on_a_gpu(text, built)
-        assert begun == mock.call.record(), "the recording begins after something was allocated"
+    """The lines for a GPU: they record before the model is built, and tell what they know of a failure."""
+    no_memory = torch.OutOfMemoryError("CUDA out of memory.")
+    model, optimizer, _ = build()
+    fails = mock.Mock(side_effect=[None, no_memory])  # in the second step
+    for built, has_model in (
+        (build, True),
+        (no_memory, False),
+        (lambda: (model, optimizer, fails), True),
+    ):
+        (begun, _, *rest), told = _calls_on_a_gpu(text, built)
+        start = mock.call.record(max_entries=1_000_000, stacks="python")
+        assert begun == start, "the recording begins after something was allocated"
         assert mock.call.dump("step.pickle") in rest, "the allocations are not written to a file"
         assert rest[-1] == mock.call.record(enabled=None), "the recording goes on after the step"
+        assert "peak 1.00 GiB" in told and "reserved 2.00" in told, (
+            f"it does not tell the peak: {told}"
+        )
+        assert ("'optimizer state': " in told) is has_model, f"it does not tell the states: {told}"
+    assert fails.call_count == 2
 
 
-def _calls_on_a_gpu(text: str, build: Any) -> list[Any]:
-    """What the lines call, with CUDA's functions in name alone, up to an error that `build` raises."""
-    seen = mock.Mock()
+def _calls_on_a_gpu(text: str, build: Any) -> tuple[list[Any], str]:
+    """What the lines call and print, with CUDA's functions in name alone, up to an error."""
+    seen, told = mock.Mock(), io.StringIO()
     seen.build.side_effect = build
     cuda = {
         "is_available": mock.Mock(return_value=True),
@@ -65,10 +79,11 @@ def _calls_on_a_gpu(text: str, build: Any) -> list[Any]:
     with (
         mock.patch.multiple(torch.cuda, **cuda),
         mock.patch.multiple(torch.cuda.memory, **recording),
+        redirect_stdout(told),
         suppress(torch.OutOfMemoryError),
     ):
         run_block(text, build=seen.build)
-    return seen.mock_calls
+    return seen.mock_calls, told.getvalue()
 
 
 class _Shard:
