@@ -104,6 +104,8 @@ def test_a_job_that_ends_with_75_is_called_again_and_one_that_is_done_is_not(slu
     number = slurm.submit(path, "--steps", "a b; touch stolen", options=["--output=out.txt"])
     [job] = slurm.wait(number, timeout_seconds=SECONDS)
     assert (job.state, job.restarts) == ("COMPLETED", 1)
+    assert f"Requeuing JobId={number}" in slurm.decisions(number)
+    assert slurm.decisions(number + 1) == "", "what befell another job is not told"
     lines = [line for line in (tmp_path / "out.txt").read_text().splitlines() if "--saves" in line]
     wanted = [f"{rank} 2 n1 --saves saves --every 100 --steps a b; touch stolen" for rank in (0, 1)]
     assert sorted(lines) == sorted(2 * wanted), lines
@@ -128,7 +130,9 @@ def test_a_rank_that_ends_first_with_75_leaves_the_other_time_to_save(slurm, tmp
         (tmp_path / "saved-1").unlink(missing_ok=True)
         once = text.replace("--kill-on-bad-exit=0", flag).replace("scontrol requeue", "true")
         path = script(tmp_path, once.partition("\n")[2], "once.slurm")
-        [job] = slurm.wait(slurm.submit(path, options=["--output=out.txt"]), timeout_seconds=SECONDS)
+        [job] = slurm.wait(
+            slurm.submit(path, options=["--output=out.txt"]), timeout_seconds=SECONDS
+        )
         codes[flag] = (job.exit_code, (tmp_path / "saved-1").exists())
     assert codes == {"--kill-on-bad-exit=0": (75, True), "--kill-on-bad-exit=1": (143, False)}
 

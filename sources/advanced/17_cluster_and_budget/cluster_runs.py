@@ -1,4 +1,4 @@
-"""Lesson 17's job under a Slurm that loses a node, and under a Ray that loses a worker."""
+"""Lesson 17's job under a Slurm that loses a node and sends a signal, and under a Ray that loses a worker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from utils.parallel import saved_steps
 from utils.planner import Batch, Cluster, Export, Plan, export
 
 from .clusters import (
+    Slurm,
     losses_of,
     one_host_slurm,
     ray_problem,
@@ -26,6 +28,7 @@ from .clusters import (
 )
 
 STEPS, EVERY, KILLED_AFTER = 30, 2, 4
+KEPT_LINES = ("step ", "srun: error")  # of what a job printed: its losses, and how its ranks ended
 ARGUMENTS = ("--steps", str(STEPS), "--every", str(EVERY))
 SECONDS = 180.0
 SHAPE = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2,
@@ -37,6 +40,13 @@ CHECKSUMS = """\
 #SBATCH --output=checksum-%a.txt
 sha256sum shard-$SLURM_ARRAY_TASK_ID.bin
 sleep 1  # a shard is larger than these
+"""
+UNEVEN = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+#SBATCH --output=uneven.txt --open-mode=truncate
+{command}
+echo "srun ended with $?"
 """
 
 
@@ -73,23 +83,70 @@ def _in_folder(run: Callable[[Path], Row], stage: Stage) -> Row:
         return run(folder)
 
 
+def next_save(slurm: Slurm, number: int, folder: Path, *others: int) -> float:
+    """Watch a job until it has a save that is newer than the last one now; the seconds at which it had."""
+    there = saved_steps(folder / "saves")
+    return slurm.watch(number, lambda: saved_steps(folder / "saves") > there, SECONDS, others)
+
+
+def past_save(slurm: Slurm, number: int, folder: Path) -> float:
+    """Watch a job until it has printed two steps that its last save does not hold; the seconds at which it had."""
+    log = folder / f"tiny-{number}.out"
+
+    def printed() -> bool:
+        saved = saved_steps(folder / "saves")
+        return saved > 0 and max(losses_of(log.read_text(encoding="utf-8")), default=0) > saved
+
+    return slurm.watch(number, printed, SECONDS)
+
+
+def restarted(slurm: Slurm, number: int, times: int) -> float:
+    """Watch a job until it was put back into the queue that often; the seconds at which it was."""
+    return slurm.watch(number, lambda: slurm.job(number)[0].restarts >= times, SECONDS)
+
+
+def account(slurm: Slurm, number: int, folder: Path, **seconds: Any) -> Row:
+    """All that is told of a job that has ended: what was seen of it, what it printed, what Slurm wrote."""
+    log = (folder / f"tiny-{number}.out").read_text(encoding="utf-8")
+    return {
+        "version": slurm.run("sinfo", "--version").strip(),
+        "up_seconds": slurm.up_seconds,
+        **seconds,
+        "history": [asdict(span) for span in slurm.history],
+        "losses": list(losses_of(log).values()),
+        "log": "\n".join(line for line in log.splitlines() if line.startswith(KEPT_LINES)),
+        "decisions": slurm.decisions(number),
+        "accounting": slurm.accounting(),
+    }
+
+
+def uneven_ends(slurm: Slurm, folder: Path) -> str:
+    """What Slurm says where a rank ends with 75 a second after another, with and without the kill."""
+    said = []
+    for flags in ("--kill-on-bad-exit=1", "--kill-on-bad-exit=0 --wait=60"):
+        command = f"srun {flags} bash -c 'sleep $SLURM_PROCID; exit 75'"
+        script, output = folder / "uneven.slurm", folder / "uneven.txt"
+        script.write_text(UNEVEN.format(command=command), encoding="utf-8")
+        slurm.wait(slurm.submit(script), timeout_seconds=SECONDS)
+        said.append(f"$ {command}\n{output.read_text(encoding='utf-8')}")
+    return "\n".join(said)
+
+
 def _under_slurm(folder: Path) -> Row:
     with one_host_slurm(nodes=3, lost_after_seconds=2) as slurm:
-        training = slurm.submit(folder / "job.slurm", *ARGUMENTS)
-        saves = folder / "saves"
-        killed_at = slurm.watch(training, lambda: saved_steps(saves) >= KILLED_AFTER, SECONDS)
+        training = slurm.submit(folder / "job.slurm", "--steps", str(STEPS), "--every", "5")
+        trains = [next_save(slurm, training, folder)]
+        killed = past_save(slurm, training, folder)
         slurm.kill_node("n2")
         array = slurm.submit(folder / "checksums.slurm")
+        trains.append(next_save(slurm, training, folder, array))
+        slurm.run("scancel", "--signal=USR1", str(training))
+        signalled = slurm.seconds
+        restarted(slurm, training, times=2)
+        trains.append(next_save(slurm, training, folder))
         slurm.wait(training, array, timeout_seconds=SECONDS)
-        output = (folder / f"tiny-{training}.out").read_text(encoding="utf-8")
-        return {
-            "version": slurm.run("sinfo", "--version").strip(),
-            "up_seconds": slurm.up_seconds,
-            "killed_at_seconds": killed_at,
-            "history": [asdict(span) for span in slurm.history],
-            "losses": list(losses_of(output).values()),
-            "accounting": slurm.accounting(),
-        }
+        seen = account(slurm, training, folder, killed=killed, signalled=signalled, trains=trains)
+        return {**seen, "uneven_ends": uneven_ends(slurm, folder)}
 
 
 def _under_ray(folder: Path) -> Row:
@@ -99,11 +156,13 @@ def _under_ray(folder: Path) -> Row:
 
 EXPERIMENT = Experiment(
     name="cluster_runs",
-    summary="one training script under a Slurm that loses a node, and a Ray that loses a worker",
+    summary="one training script under a Slurm that loses a node, then warns it, and a Ray that loses a worker",
     configuration={
         "model": "a Llama-style model of 2 layers, 32 wide, random weights",
         "layout": "ZeRO-3 over 2 ranks: 2 nodes under Slurm, 2 workers under Ray",
-        "steps": f"{STEPS}, saved every {EVERY}; killed after the save of step {KILLED_AFTER}",
+        "steps": f"{STEPS}; under Slurm saved every 5, and killed two steps after a save; under Ray saved "
+        f"every {EVERY}, and killed after the save of step {KILLED_AFTER}",
+        "signal": "SIGUSR1 to the Slurm job, once its second start had saved",
         "slurm": "3 nodes as namespaces of one machine; SlurmdTimeout 2 s, cred_expire 5 s",
     },
     trials=trials,
