@@ -118,8 +118,8 @@ print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the
       f"{seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it,** mark by mark. **1:** the rank of `n1` sees a closed connection and ends at once. (A real power cut closes none, and ranks
-# hang until a timeout: section 4.) **2:** Slurm still lists the job as running, until `n2` has not answered for `SlurmdTimeout`:
+# **Read it,** mark by mark. **1:** the rank of `n1` finds its connection closed, and stops with an error. (A power cut closes none: then
+# ranks hang until a timeout, section 4.) **2:** Slurm still lists the job as running, until `n2` has not answered for `SlurmdTimeout`:
 # 2 s here, 300 by default ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)). **3:** each start gets a *credential*, the
 # controller's signed permission to run this job on these nodes. The next start waits until the old one has expired (`cred_expire`):
 # 5 s here, 120 by default. So on your cluster expect up to 7 minutes, and then the queue: a third node must be free.
@@ -132,7 +132,7 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
 # First Slurm did it, for the dead node: `--requeue` allows that. Then no node failed: `scontrol requeue` in `job.slurm` did it, because
-# `srun` ended with 75. (Where a database keeps the accounts, `sacct` needs `--duplicates` to show all starts.) What did the job print
+# `srun` ended with 75. (Its line says `PENDING`. Where a database keeps the accounts, `sacct` needs `--duplicates` to show all starts.) What did the job print
 # around its restarts, and is anything lost?
 
 # %%
@@ -143,7 +143,7 @@ twice = sorted({int(step) for i, (step, _) in enumerate(done) if step in dict(do
 print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {len(set(done)) - len(dict(done))} other losses")
 
 # %% [markdown]
-# After the dead node the steps since the last whole save ran again, with the same losses. After the signal none did.
+# After the dead node the steps since the last whole save ran again, with the same losses; after the signal none.
 #
 # **Question.** Another job saves every 2 steps. The save made after four steps was its last whole one, and it had printed the losses
 # of steps 0 to 5 when its node died. How many steps are computed twice?
