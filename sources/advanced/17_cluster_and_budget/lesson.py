@@ -168,7 +168,7 @@ show(draw_signal(), alt="Slurm signals each process of srun's tasks, also a torc
 print(inspect.getsource(Saves.kept))
 
 # %% [markdown]
-# Asking costs one small all-reduce a step. Choose the seconds of `--signal` larger than a step and a save take together.
+# Asking costs one all-reduce a step. Choose the seconds of `--signal` larger than a step and a save take together.
 #
 # ## 2. The same losses
 #
@@ -269,7 +269,7 @@ for name, words in ANSWERS.items():
 #
 # ## Break it, diagnose it
 #
-# Two faults of clusters: say what you would do. In the first, two tasks end with 75, and one needs a second more to save.
+# Two faults: say what you would do. In the first, two tasks end with 75, and one needs a second more to save.
 
 # %%
 print(uneven_ends(slurm, folder) if slurm else seen["uneven_ends"], f"({evidence}, {device})")
