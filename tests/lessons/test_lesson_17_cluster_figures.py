@@ -96,7 +96,9 @@ def test_the_drawing_says_who_hears_the_signal_and_that_it_is_no_run():
 
 
 def test_the_stored_runs_lost_a_node_were_warned_and_lost_no_step():
-    rows = {row["quantity"]: row for record in recorded("cluster_runs") for row in record.rows}
+    names = ("cluster_runs", "cluster_troubles")
+    found = [row for name in names for record in recorded(name) for row in record.rows]
+    rows = {row["quantity"]: row for row in found}
     assert set(rows) == {"slurm", "ray"}, "the lesson shows both where they cannot run"
     job = rows["slurm"]
     assert len(job["losses"]) == len(rows["ray"]["losses"]) == STEPS

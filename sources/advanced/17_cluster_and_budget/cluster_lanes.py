@@ -79,7 +79,7 @@ def draw_cluster(
         )
         _draw(axes, lanes)
         _mark(axes, list((marks or {}).values()), ends)
-        axes.set_title(title, pad=22 if marks else 6)
+        axes.set_title(title, pad=36 if marks else 6)
         _name(figure, lanes, list(marks or {}))
         print_evidence(figure, [evidence], [device])
     return figure
@@ -142,7 +142,7 @@ def _mark(axes: Axes, times: Sequence[float], ends: float) -> None:
     """A numbered line for each moment; where two are near, the later number stands a little higher."""
     last, raised = -ends, False
     for number, when in enumerate(times, start=1):
-        raised = when - last < 0.03 * ends and not raised
+        raised = when - last < 0.022 * ends and not raised
         axes.axvline(when, color="black", linewidth=0.9, linestyle=":")
         axes.annotate(str(number), (when, 1.0), xycoords=("data", "axes fraction"),
                       xytext=(0, 18 if raised else 4), textcoords="offset points", ha="center", fontsize=9,

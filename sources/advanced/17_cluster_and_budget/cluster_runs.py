@@ -1,10 +1,8 @@
-"""Lesson 17's job under a Slurm that loses a node and sends a signal, and under a Ray that loses a worker."""
+"""Lesson 17's job: what is looked for while a Slurm runs it, and a Ray that loses a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,7 @@ from utils.files import scratch
 from utils.parallel import saved_steps
 from utils.planner import Batch, Cluster, Export, Plan, export
 
-from .clusters import (
-    Slurm,
-    losses_of,
-    one_host_slurm,
-    ray_problem,
-    run_ray,
-    slurm_problem,
-)
+from .clusters import Slurm, losses_of, ray_problem, run_ray
 
 STEPS, EVERY, KILLED_AFTER = 30, 2, 4
 KEPT_LINES = ("step ", "srun: error")  # of what a job printed: its losses, and how its ranks ended
@@ -65,22 +56,10 @@ def write_shards(folder: Path) -> None:
 
 
 def trials(device: torch.device) -> list[Trial]:
-    """A row for Slurm and one for Ray, each where it runs; on the CPU alone."""
-    if device.type != "cpu":
+    """A row, where Ray runs; on the CPU alone."""
+    if device.type != "cpu" or ray_problem():
         return []
-    found: list[tuple[str, str, Callable[[Stage], Row]]] = [
-        ("slurm", slurm_problem(), partial(_in_folder, _under_slurm)),
-        ("ray", ray_problem(), partial(_in_folder, _under_ray)),
-    ]
-    return [Trial({"quantity": name}, run) for name, problem, run in found if not problem]
-
-
-def _in_folder(run: Callable[[Path], Row], stage: Stage) -> Row:
-    with scratch("job") as folder:
-        tiny_job().write(folder)
-        write_shards(folder)
-        stage.name = run.__name__.strip("_")
-        return run(folder)
+    return [Trial({"quantity": "ray"}, _under_ray)]
 
 
 def next_save(slurm: Slurm, number: int, folder: Path, *others: int) -> float:
@@ -132,38 +111,21 @@ def uneven_ends(slurm: Slurm, folder: Path) -> str:
     return "\n".join(said)
 
 
-def _under_slurm(folder: Path) -> Row:
-    with one_host_slurm(nodes=3, lost_after_seconds=2) as slurm:
-        training = slurm.submit(folder / "job.slurm", "--steps", str(STEPS), "--every", "5")
-        trains = [next_save(slurm, training, folder)]
-        killed = past_save(slurm, training, folder)
-        slurm.kill_node("n2")
-        array = slurm.submit(folder / "checksums.slurm")
-        trains.append(next_save(slurm, training, folder, array))
-        slurm.run("scancel", "--signal=USR1", str(training))
-        signalled = slurm.seconds
-        restarted(slurm, training, times=2)
-        trains.append(next_save(slurm, training, folder))
-        slurm.wait(training, array, timeout_seconds=SECONDS)
-        seen = account(slurm, training, folder, killed=killed, signalled=signalled, trains=trains)
-        return {**seen, "uneven_ends": uneven_ends(slurm, folder)}
-
-
-def _under_ray(folder: Path) -> Row:
-    found = run_ray(folder, *ARGUMENTS, kill_after=KILLED_AFTER, timeout_seconds=2 * SECONDS)
+def _under_ray(stage: Stage) -> Row:
+    with scratch("job") as folder:
+        tiny_job().write(folder)
+        stage.name = "under Ray"
+        found = run_ray(folder, *ARGUMENTS, kill_after=KILLED_AFTER, timeout_seconds=2 * SECONDS)
     return {"version": f"ray {metadata.version('ray')}", **asdict(found)}
 
 
 EXPERIMENT = Experiment(
     name="cluster_runs",
-    summary="one training script under a Slurm that loses a node, then warns it, and a Ray that loses a worker",
+    summary="one training script under a Ray that loses a worker",
     configuration={
         "model": "a Llama-style model of 2 layers, 32 wide, random weights",
-        "layout": "ZeRO-3 over 2 ranks: 2 nodes under Slurm, 2 workers under Ray",
-        "steps": f"{STEPS}; under Slurm saved every 5, and killed two steps after a save; under Ray saved "
-        f"every {EVERY}, and killed after the save of step {KILLED_AFTER}",
-        "signal": "SIGUSR1 to the Slurm job, once its second start had saved",
-        "slurm": "3 nodes as namespaces of one machine; SlurmdTimeout 2 s, cred_expire 5 s",
+        "layout": "ZeRO-3 over 2 workers",
+        "steps": f"{STEPS}, saved every {EVERY}; killed after the save of step {KILLED_AFTER}",
     },
     trials=trials,
 )

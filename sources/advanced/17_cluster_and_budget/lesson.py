@@ -50,7 +50,8 @@ from utils.lessons.lesson_17.clusters import Slurm, losses_of, ray_problem, run_
 from utils.lessons.lesson_17.signal_figure import draw_signal
 from evidence.record import recorded
 
-stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") for row in record.rows}
+stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_troubles")
+          for record in recorded(name) for row in record.rows}
 
 # %% [markdown]
 # ## 1. One folder, every launcher
@@ -132,8 +133,8 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
 # First Slurm did it, for the dead node: `--requeue` allows that. Then no node failed: `scontrol requeue` in `job.slurm` did it, because
-# `srun` ended with 75. (Its line says `PENDING`. Where a database keeps the accounts, `sacct` needs `--duplicates` to show all starts.) What did the job print
-# around its restarts, and is anything lost?
+# `srun` ended with 75. (Its line says `PENDING`. Where a database keeps the accounts, `sacct` needs `--duplicates` to show all
+# starts.) What did the job print around its restarts, and is anything lost?
 
 # %%
 lines = seen["log"].splitlines()
