@@ -92,7 +92,7 @@ def test_tasks_of_an_array_have_a_lane_of_their_own_in_the_queue():
 def test_the_drawing_says_who_hears_the_signal_and_that_it_is_no_run():
     said = texts(draw_signal())
     assert "drawing" in said
-    assert re.search(r"batch shell\n.*none", said) and "138" in said and "75" in said
+    assert re.search(r"batch shell:\n.*none", said) and "138" in said and "75" in said
 
 
 def test_the_stored_runs_lost_a_node_were_warned_and_lost_no_step():

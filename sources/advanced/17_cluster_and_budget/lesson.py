@@ -341,10 +341,9 @@ if slurm:
 # %% [markdown]
 # ## On Monday
 #
-# A lost node brings this job back, and every rank that is a task of `srun` is warned 120 s before the limit:
+# In a batch script of these lines a lost node brings the job back, and each task of `srun` is warned 120 s before the limit:
 #
 # ```bash
-# #!/bin/bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
 # srun --kill-on-bad-exit=0 --wait=60 python -u train.py
 # code=$?
