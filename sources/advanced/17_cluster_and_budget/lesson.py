@@ -369,7 +369,7 @@ if slurm:
 # ```
 #
 # Under `srun torchrun` add `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`, or USR1 ends the launcher. It gives its ranks
-# 30 s (newer versions have `--shutdown-timeout`) and ends with 1, whatever they end with: requeue where a new save is there.
+# 30 s (newer versions have `--shutdown-timeout`) and ends with 1: requeue where a new save is there.
 #
 # `Trainer` saves and stops at SIGTERM (`--signal=TERM@120`), and ends with 0, finished or not. A save that was cut off keeps a marker.
 # Each rank decides for itself when to stop: on several ranks use the loop above.
