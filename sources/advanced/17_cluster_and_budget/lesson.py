@@ -345,7 +345,10 @@ if slurm:
 #
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
-# srun --kill-on-bad-exit=0 --wait=60 python -u train.py
+# export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500
+# srun --kill-on-bad-exit=0 --wait=60 bash -c '
+#   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+#   exec python -u train.py'
 # code=$?
 # if [ "$code" = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 # exit "$code"

@@ -38,8 +38,9 @@ BLOCK
 
 def block_1(text: str) -> None:
     """A task that ends with 75 is called again, by the script; other codes end the job, with that code."""
-    codes = dict.fromkeys(range(4), 75)
-    assert try_script(text, codes=codes).requeued == ["4711"], "75 says: saved, call me again"
+    saved = try_script(text, codes=dict.fromkeys(range(4), 75))
+    assert saved.requeued == ["4711"], "75 says: saved, call me again"
+    assert [rank[:3] for rank in saved.ranks] == [(str(rank), "4", "n1") for rank in range(4)]
     assert try_script(text, signal_to="tasks").requeued == ["4711"], "the signal reaches each rank"
     for code in (0, 1):
         assert try_script(text, codes=dict.fromkeys(range(4), code)).requeued == [], (
