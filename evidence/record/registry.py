@@ -18,6 +18,7 @@ class RecordError(ValueError):
 EXPERIMENTS = (
     "cifar_accuracy",
     "cluster_runs",
+    "cluster_troubles",
     "device_speed",
     "gloo_ranks",
     "gpt1b_recompute",
@@ -28,6 +29,7 @@ EXPERIMENTS = (
 )
 _OF_LESSONS = {
     "cluster_runs": "utils.lessons.lesson_17",
+    "cluster_troubles": "utils.lessons.lesson_17",
     "survive": "utils.lessons.lesson_16a.records",
 }
 

@@ -242,8 +242,8 @@ def test_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (
             "qqq",
             "'qqq' is no experiment. There is "
-            "cifar_accuracy, cluster_runs, device_speed, gloo_ranks, gpt1b_recompute, llama7b_adapters, "
-            "oom_fragmentation, resnet50, survive.",
+            "cifar_accuracy, cluster_runs, cluster_troubles, device_speed, gloo_ranks, gpt1b_recompute, "
+            "llama7b_adapters, oom_fragmentation, resnet50, survive.",
         ),
     ],
 )

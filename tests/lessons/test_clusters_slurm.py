@@ -97,17 +97,44 @@ def test_a_job_that_ends_with_75_is_called_again_and_one_that_is_done_is_not(slu
         "again = os.environ.get('SLURM_RESTART_COUNT', '')\n"
         "here = pathlib.Path(__file__).parent\n"
         "here.joinpath(f'printed{again}-{os.environ[\"RANK\"]}').touch()\n"
-        "while len(list(here.glob(f'printed{again}-*'))) < 2:  # the first to end takes the other with it\n"
+        "while len(list(here.glob(f'printed{again}-*'))) < 2:  # both are there before one ends\n"
         "    time.sleep(0.05)\n"
         "sys.exit(0 if again else 75)\n"
     )
     number = slurm.submit(path, "--steps", "a b; touch stolen", options=["--output=out.txt"])
     [job] = slurm.wait(number, timeout_seconds=SECONDS)
     assert (job.state, job.restarts) == ("COMPLETED", 1)
+    assert f"Requeuing JobId={number}" in slurm.decisions(number)
+    assert slurm.decisions(number + 1) == "", "what befell another job is not told"
     lines = [line for line in (tmp_path / "out.txt").read_text().splitlines() if "--saves" in line]
     wanted = [f"{rank} 2 n1 --saves saves --every 100 --steps a b; touch stolen" for rank in (0, 1)]
     assert sorted(lines) == sorted(2 * wanted), lines
     assert not (tmp_path / "stolen").exists(), "an argument is a word, not a command"
+
+
+@needs_slurm
+def test_a_rank_that_ends_first_with_75_leaves_the_other_time_to_save(slurm, tmp_path):
+    """The exported script; rank 1 needs a second more. With --kill-on-bad-exit the code is 143."""
+    tiny(dp=4, zero_stage=3, micro_batch=2).write(tmp_path)
+    text = (tmp_path / "job.slurm").read_text().replace("ntasks-per-node=4", "ntasks-per-node=1")
+    text = text.replace("gpus-per-node=4", "gpus-per-node=1").replace("nodes=1\n", "nodes=2\n")
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "if 'SLURM_RESTART_COUNT' in os.environ: sys.exit(0)\n"
+        "time.sleep(int(os.environ['RANK']))\n"
+        "pathlib.Path('saved-' + os.environ['RANK']).touch()\n"
+        "sys.exit(75)\n"
+    )
+    codes = {}
+    for flag in ("--kill-on-bad-exit=0", "--kill-on-bad-exit=1"):
+        (tmp_path / "saved-1").unlink(missing_ok=True)
+        once = text.replace("--kill-on-bad-exit=0", flag).replace("scontrol requeue", "true")
+        path = script(tmp_path, once.partition("\n")[2], "once.slurm")
+        [job] = slurm.wait(
+            slurm.submit(path, options=["--output=out.txt"]), timeout_seconds=SECONDS
+        )
+        codes[flag] = (job.exit_code, (tmp_path / "saved-1").exists())
+    assert codes == {"--kill-on-bad-exit=0": (75, True), "--kill-on-bad-exit=1": (143, False)}
 
 
 @needs_slurm

@@ -128,8 +128,13 @@ def test_the_script_is_called_again_by_its_own_code_and_a_few_times_by_others():
     assert try_script(text).requeued == []
     saved = try_script(text, codes=dict.fromkeys(range(4), 75), restarts=50)
     assert (saved.ended, saved.requeued) == ([75] * 4, ["4711"])
-    assert try_script(text, codes={2: 1}, restarts=2).requeued == ["4711"]
-    assert try_script(text, codes={2: 1}, restarts=3).requeued == []
+    failed = try_script(text, codes={2: 1}, restarts=50)
+    assert failed.requeued == ["4711"], "starts that ended with a save are no failures"
+    assert try_script(text, codes={2: 1}, starts=9).requeued == 3 * ["4711"]
+    saving = text.replace(
+        "\nsrun ", '\nmkdir -p "saves/step-0000000${SLURM_RESTART_COUNT:-0}"\nsrun '
+    )
+    assert try_script(saving, codes={2: 1}, starts=9).requeued == 9 * ["4711"], "each got further"
     warned = try_script(text, signal_to="tasks")
     assert (warned.ended, warned.requeued) == ([75] * 4, ["4711"]), "no shell stands before a rank"
 

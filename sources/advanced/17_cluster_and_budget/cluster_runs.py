@@ -1,12 +1,11 @@
-"""Lesson 17's job under a Slurm that loses a node, and under a Ray that loses a worker."""
+"""Lesson 17's job: what is looked for while a Slurm runs it, and a Ray that loses a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,15 +16,10 @@ from utils.files import scratch
 from utils.parallel import saved_steps
 from utils.planner import Batch, Cluster, Export, Plan, export
 
-from .clusters import (
-    losses_of,
-    one_host_slurm,
-    ray_problem,
-    run_ray,
-    slurm_problem,
-)
+from .clusters import Slurm, losses_of, ray_problem, run_ray
 
 STEPS, EVERY, KILLED_AFTER = 30, 2, 4
+KEPT_LINES = ("step ", "srun: error")  # of what a job printed: its losses, and how its ranks ended
 ARGUMENTS = ("--steps", str(STEPS), "--every", str(EVERY))
 SECONDS = 180.0
 SHAPE = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2,
@@ -37,6 +31,13 @@ CHECKSUMS = """\
 #SBATCH --output=checksum-%a.txt
 sha256sum shard-$SLURM_ARRAY_TASK_ID.bin
 sleep 1  # a shard is larger than these
+"""
+UNEVEN = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+#SBATCH --output=uneven.txt --open-mode=truncate
+{command}
+echo "srun ended with $?"
 """
 
 
@@ -55,56 +56,76 @@ def write_shards(folder: Path) -> None:
 
 
 def trials(device: torch.device) -> list[Trial]:
-    """A row for Slurm and one for Ray, each where it runs; on the CPU alone."""
-    if device.type != "cpu":
+    """A row, where Ray runs; on the CPU alone."""
+    if device.type != "cpu" or ray_problem():
         return []
-    found: list[tuple[str, str, Callable[[Stage], Row]]] = [
-        ("slurm", slurm_problem(), partial(_in_folder, _under_slurm)),
-        ("ray", ray_problem(), partial(_in_folder, _under_ray)),
-    ]
-    return [Trial({"quantity": name}, run) for name, problem, run in found if not problem]
+    return [Trial({"quantity": "ray"}, _under_ray)]
 
 
-def _in_folder(run: Callable[[Path], Row], stage: Stage) -> Row:
+def next_save(slurm: Slurm, number: int, folder: Path, *others: int) -> float:
+    """Watch a job until it has a save that is newer than the last one now; the seconds at which it had."""
+    there = saved_steps(folder / "saves")
+    return slurm.watch(number, lambda: saved_steps(folder / "saves") > there, SECONDS, others)
+
+
+def past_save(slurm: Slurm, number: int, folder: Path) -> float:
+    """Watch a job until it has printed two steps that its last save does not hold; the seconds at which it had."""
+    log = folder / f"tiny-{number}.out"
+
+    def printed() -> bool:
+        saved = saved_steps(folder / "saves")
+        return saved > 0 and max(losses_of(log.read_text(encoding="utf-8")), default=0) > saved
+
+    return slurm.watch(number, printed, SECONDS)
+
+
+def restarted(slurm: Slurm, number: int, times: int) -> float:
+    """Watch a job until it was put back into the queue that often; the seconds at which it was."""
+    return slurm.watch(number, lambda: slurm.job(number)[0].restarts >= times, SECONDS)
+
+
+def account(slurm: Slurm, number: int, folder: Path, **seconds: Any) -> Row:
+    """All that is told of a job that has ended: what was seen of it, what it printed, what Slurm wrote."""
+    log = (folder / f"tiny-{number}.out").read_text(encoding="utf-8")
+    return {
+        "version": slurm.run("sinfo", "--version").strip(),
+        "up_seconds": slurm.up_seconds,
+        **seconds,
+        "history": [asdict(span) for span in slurm.history],
+        "losses": list(losses_of(log).values()),
+        "log": "\n".join(line for line in log.splitlines() if line.startswith(KEPT_LINES)),
+        "decisions": slurm.decisions(number),
+        "accounting": slurm.accounting(),
+    }
+
+
+def uneven_ends(slurm: Slurm, folder: Path) -> str:
+    """What Slurm says where a rank ends with 75 a second after another, with and without the kill."""
+    said = []
+    for flags in ("--kill-on-bad-exit=1", "--kill-on-bad-exit=0 --wait=60"):
+        command = f"srun {flags} bash -c 'sleep $SLURM_PROCID; exit 75'"
+        script, output = folder / "uneven.slurm", folder / "uneven.txt"
+        script.write_text(UNEVEN.format(command=command), encoding="utf-8")
+        slurm.wait(slurm.submit(script), timeout_seconds=SECONDS)
+        said.append(f"$ {command}\n{output.read_text(encoding='utf-8')}")
+    return "\n".join(said)
+
+
+def _under_ray(stage: Stage) -> Row:
     with scratch("job") as folder:
         tiny_job().write(folder)
-        write_shards(folder)
-        stage.name = run.__name__.strip("_")
-        return run(folder)
-
-
-def _under_slurm(folder: Path) -> Row:
-    with one_host_slurm(nodes=3, lost_after_seconds=2) as slurm:
-        training = slurm.submit(folder / "job.slurm", *ARGUMENTS)
-        saves = folder / "saves"
-        killed_at = slurm.watch(training, lambda: saved_steps(saves) >= KILLED_AFTER, SECONDS)
-        slurm.kill_node("n2")
-        array = slurm.submit(folder / "checksums.slurm")
-        slurm.wait(training, array, timeout_seconds=SECONDS)
-        output = (folder / f"tiny-{training}.out").read_text(encoding="utf-8")
-        return {
-            "version": slurm.run("sinfo", "--version").strip(),
-            "up_seconds": slurm.up_seconds,
-            "killed_at_seconds": killed_at,
-            "history": [asdict(span) for span in slurm.history],
-            "losses": list(losses_of(output).values()),
-            "accounting": slurm.accounting(),
-        }
-
-
-def _under_ray(folder: Path) -> Row:
-    found = run_ray(folder, *ARGUMENTS, kill_after=KILLED_AFTER, timeout_seconds=2 * SECONDS)
+        stage.name = "under Ray"
+        found = run_ray(folder, *ARGUMENTS, kill_after=KILLED_AFTER, timeout_seconds=2 * SECONDS)
     return {"version": f"ray {metadata.version('ray')}", **asdict(found)}
 
 
 EXPERIMENT = Experiment(
     name="cluster_runs",
-    summary="one training script under a Slurm that loses a node, and a Ray that loses a worker",
+    summary="one training script under a Ray that loses a worker",
     configuration={
         "model": "a Llama-style model of 2 layers, 32 wide, random weights",
-        "layout": "ZeRO-3 over 2 ranks: 2 nodes under Slurm, 2 workers under Ray",
+        "layout": "ZeRO-3 over 2 workers",
         "steps": f"{STEPS}, saved every {EVERY}; killed after the save of step {KILLED_AFTER}",
-        "slurm": "3 nodes as namespaces of one machine; SlurmdTimeout 2 s, cred_expire 5 s",
     },
     trials=trials,
 )

@@ -17,12 +17,12 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 60, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | about a minute on two CPU cores, half of it Slurm's; beyond Binder's 1 GB |
+# | 60, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | about a minute on two CPU cores, most of it Slurm's; beyond Binder's 1 GB |
 #
 # ## A bet
 #
-# A job runs on two nodes. One of them loses power. How many commands must you type until the job trains again, on a
-# node that lives?
+# A job runs on two nodes, and one of them dies. Later the job is warned that its time is nearly over. How many commands must you type
+# until it has trained to its end?
 
 # %%
 my_bet_commands = 2
@@ -34,9 +34,8 @@ here = setup("advanced/17")
 import contextlib
 import inspect
 import io
-import os
+import re
 import shutil
-import tempfile
 
 import torch
 import torch.distributed as dist
@@ -44,28 +43,25 @@ import torch.distributed as dist
 from utils import Batch, Cluster, Evidence, Plan, RankError, check, export, run_ranks, run_torchrun
 from utils import scratch_folder, show
 from utils.catalog import ModelShape
-from utils.parallel import Saves, check_versions, saved_steps
-from utils.lessons.lesson_17.cluster_lanes import draw_cluster
-from utils.lessons.lesson_17.cluster_runs import write_shards
-from utils.lessons.lesson_17.clusters import JobSpan, ManifestError, MissingToolError, Slurm, SlurmError
-from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says
-from utils.lessons.lesson_17.clusters import losses_of, ray_problem, read_yaml, run_ray, slurm_problem
+from utils.parallel import Saves, check_versions
+from utils.lessons.lesson_17.cluster_lanes import draw_troubles
+from utils.lessons.lesson_17.cluster_runs import account, next_save, past_save, restarted, uneven_ends, write_shards
+from utils.lessons.lesson_17.clusters import Slurm, losses_of, ray_problem, run_ray, slurm_problem
+from utils.lessons.lesson_17.signal_figure import draw_signal
 from evidence.record import recorded
 
-stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") for row in record.rows}
+stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_troubles")
+          for record in recorded(name) for row in record.rows}
 
 # %% [markdown]
 # ## 1. One folder, every launcher
 #
-#
 # A launcher starts processes and tells each its number and where to meet. The script should not know which launcher it
-# was. So a plan is exported once: a tiny model, ZeRO-3 over two nodes of one rank each. Every file of the folder comes
-# from this one object; you see the training script, and the one for Slurm.
+# was. So a plan is exported once: a tiny model, ZeRO-3 over two nodes of one rank each. You see the training
+# script, the one for Slurm, and `checksums.slurm`: an **array**, one script that Slurm runs as four tasks.
 #
-# The cell also starts a Slurm: a controller, its authentication and three nodes. Each node is a host of its own, made
-# of namespaces as in lesson 11. Nothing of it can be reached from outside.
-#
-# New words stand in the [glossary](../00_glossary.ipynb).
+# The cell also starts a Slurm: a controller and three nodes. Each node is a host of its own, made of namespaces as in lesson 11, which
+# nobody reaches from outside. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -75,67 +71,83 @@ plan = Plan(dp=2, zero_stage=3, micro_batch=2, framework="fp32")
 job = export(tiny, cluster, plan, Batch(sequences=16, sequence_length=16))
 folder = scratch_folder("lesson-17")
 print(*(path.name for path in job.write(folder) if path.parent == folder))
-print((folder / "train.py").read_text(), job.slurm, sep="\n" + "-" * 80 + "\n")
+write_shards(folder)
+print((folder / "train.py").read_text(), job.slurm, (folder / "checksums.slurm").read_text(), sep="\n" + "-" * 80 + "\n")
 
 problem = slurm_problem()
 slurm = None if problem else Slurm(nodes=3, lost_after_seconds=2)
 print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_seconds:.1f} s:",
       ", ".join(map(" ".join, slurm.nodes().items())) if slurm else "")
-write_shards(folder)  # and checksums.slurm, one script for four tasks
 
 # %% [markdown]
-# **Read it.** `train.py` names no launcher: `run` reads the variables, joins the ranks, and parses `--steps`, `--saves` and `--every`. Put
-# your data into `batch`. In `job.slurm` Slurm numbers its tasks, and the numbers are handed on under the names that PyTorch reads. `RANK`
-# must be filled in *inside* `srun`, once in each rank; `MASTER_ADDR` *outside*, once for all. Exit code 75 means "saved, call me again".
+# **Read it.** `train.py` names no launcher: `run` reads the variables and joins the ranks. Put your data into `batch`. In `job.slurm`
+# Slurm numbers its tasks, and the numbers are handed on under the names that PyTorch reads. `RANK` must be filled in *inside* `srun`,
+# once in each rank; `MASTER_ADDR` *outside*, once for all. (The lone word `rank` is the name that `bash -c` gives itself.) Exit code 75
+# means "saved, call me again".
 #
-# Submit the job, and kill node `n2` after the save of step 4: every process on it at once, Slurm's own too. Meanwhile
-# an **array**, one script as four tasks, takes checksums of the data on the node that is idle.
+# Now the job gets both troubles. It saves every 5 steps. Two steps after a save, node `n2` is killed: every process on it, Slurm's own
+# too. When the job trains again, it gets the signal `USR1`, as `--signal=USR1@120` sends it 120 s before the time limit. In between,
+# the array runs on the idle node.
 
 # %%
 if slurm:
     if slurm.nodes()["n2"] != "idle":  # this cell ran before
         slurm.start_node("n2")
+    slurm.history.clear()
     shutil.rmtree(folder / "saves", ignore_errors=True)
-    training = slurm.submit(folder / "job.slurm", "--steps", "30", "--every", "2")
-    killed = slurm.watch(training, until=lambda: saved_steps(folder / "saves") >= 4)
+    training = slurm.submit(folder / "job.slurm", "--steps", "30", "--every", "5")
+    trains = [next_save(slurm, training, folder)]  # when its first start had saved
+    killed = past_save(slurm, training, folder)  # it has done two steps since
     slurm.kill_node("n2")
-    slurm.wait(training, slurm.submit(folder / "checksums.slurm"), timeout_seconds=400)
-    history, evidence, device = slurm.history, Evidence.MEASURED, "this machine"
-    losses = losses_of((folder / f"tiny-{training}.out").read_text())
-    accounting = slurm.accounting()
+    array = slurm.submit(folder / "checksums.slurm")
+    trains.append(next_save(slurm, training, folder, array))  # its second start
+    slurm.run("scancel", "--signal=USR1", str(training))
+    signalled = slurm.seconds
+    restarted(slurm, training, times=2)
+    trains.append(next_save(slurm, training, folder))
+    slurm.wait(training, array, timeout_seconds=400)
+    seen = account(slurm, training, folder, killed=killed, signalled=signalled, trains=trains)
+    evidence, device = Evidence.MEASURED, "this machine"
 else:
-    row, record = stored["slurm"]
-    history, evidence, device = [JobSpan(**span) for span in row["history"]], Evidence.RECORDED, f"{record.device}, {record.date}"
-    killed, losses, accounting = row["killed_at_seconds"], dict(enumerate(row["losses"])), row["accounting"]
-figure = draw_cluster(history, ["n1", "n2", "n3"], killed={"n2": killed}, evidence=evidence, device=device,
-                      title="A job loses a node, and goes on with another")
-show(figure, alt="The job runs on n1 and n2; n2 dies; the array runs on n3; the job waits in the queue, then starts on n1 and n3.")
+    seen, record = stored["slurm"]
+    evidence, device = Evidence.RECORDED, f"{record.device}, {record.date}"
+show(draw_troubles(seen, evidence=evidence, device=device),
+     alt="The job runs on n1 and n2; n2 dies; it waits, starts on n1 and n3, saves at a signal, waits, and starts a third time.")
 
 # %%
-anew = next(span.start_seconds for span in history if span.state == "RUNNING" and span.restarts)
-print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the new start {anew - killed:.0f} s ({evidence}, {device})")
+print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the first new save "
+      f"{seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it.** The rank of `n1` saw a closed connection at once. (A real power cut closes none: ranks hang until a
-# timeout.) Yet Slurm lists the job as running until it declares the silent node down: its controller calls every node
-# again and again; no answer for `SlurmdTimeout` (2 s here, 300 by default), and the node is lost.
-# (On a real network a call to a dead host takes seconds, and two must fail. Ours refuses at
-# once.) The array needed only `n3`. In the queue the job waits until its old credential has expired: `cred_expire`, 5 s
-# here, the least that Slurm takes, 120 by default. On your cluster expect minutes. The bars of the job include the
-# import of PyTorch.
+# **Read it,** mark by mark. **1:** the rank of `n1` finds its connection closed, and stops with an error. (A power cut closes none: then
+# ranks hang until a timeout, section 4.) **2:** Slurm still lists the job as running, until `n2` has not answered for `SlurmdTimeout`:
+# 2 s here, 300 by default ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)). **3:** each start gets a *credential*, the
+# controller's signed permission to run this job on these nodes. The next start waits until the old one has expired (`cred_expire`):
+# 5 s here, 120 by default. So on your cluster expect up to 7 minutes, and then the queue: a third node must be free.
+# **4, 5:** a planned restart waits for the credential alone.
 #
-# What did Slurm write down, and is anything lost?
+# Who put the job back into the queue? Slurm's log says it, and so does the accounting:
 
 # %%
-print(accounting)
-print("steps with a loss:", len(losses), "of 30")
+print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
-# `sacct` shows the job twice: `NODE_FAIL` on `n1` and `n2`, then `COMPLETED` on `n1` and `n3`. (A cluster's accounts
-# live in a database; without one, `sacct --completion` reads what Slurm wrote of ended jobs.)
+# First Slurm did it, for the dead node: `--requeue` allows that. Then no node failed: `scontrol requeue` in `job.slurm` did it, because
+# `srun` ended with 75. (Its line says `PENDING`. Where a database keeps the accounts, `sacct` needs `--duplicates` to show all
+# starts.) What did the job print around its restarts, and is anything lost?
+
+# %%
+lines = seen["log"].splitlines()
+print(*(line for i, line in enumerate(lines) if any("srun" in near for near in lines[max(0, i - 3) : i + 4])), sep="\n")
+done = re.findall(r"step (\d+) loss ([\d.]+)", seen["log"])
+twice = sorted({int(step) for i, (step, _) in enumerate(done) if step in dict(done[:i])})
+print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {len(set(done)) - len(dict(done))} other losses")
+
+# %% [markdown]
+# After the dead node the steps since the last whole save ran again, with the same losses; after the signal none.
 #
-# **Question.** The job saved every 2 steps, and the save made after four steps was whole. Say it had printed the
-# losses of steps 0 to 5 when the node died. How many steps were computed twice?
+# **Question.** Another job saves every 2 steps. The save made after four steps was its last whole one, and it had printed the losses
+# of steps 0 to 5 when its node died. How many steps are computed twice?
 
 # %%
 steps_twice = ...
@@ -144,149 +156,124 @@ check("17.steps_twice", steps_twice)
 # %% [markdown]
 # ### Its time is over: a signal, a save, 75
 #
-# A dead node gives no warning. A time limit does: `--signal=USR1@120` sends `SIGUSR1` to every task of `srun` before the end. What the
-# job must do then is here by hand, in one task that has no model. Its fourth step is long: it lasts until the signal comes.
+# A dead node gives no warning; a time limit does. The drawing shows who hears it.
 
 # %%
-_ = (folder / "loop.py").write_text("""import os, pathlib, signal, sys, time
-
-asked, save = [], pathlib.Path("loop.saved")
-signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))  # note it, and no more: a step is under way
-first = int(save.read_text()) if save.exists() else 0
-print("start number", int(os.environ.get("SLURM_RESTART_COUNT", 0)) + 1, flush=True)
-for step in range(first, 8):
-    signal.pause() if step == 3 else time.sleep(0.1)  # forward, backward, optimizer
-    print("step", step, flush=True)
-    if asked:
-        save.write_text(str(step + 1))
-        print("asked to stop: saved", step + 1, "steps", flush=True)
-        sys.exit(75)
-""")
-_ = (folder / "loop.slurm").write_text("""#!/bin/bash
-#SBATCH --requeue --open-mode=append --signal=USR1@120 --output=loop.txt
-srun python -u loop.py
-code=$?
-if [ "$code" = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
-exit "$code"
-""")
-
-# %%
-if slurm:
-    for old in ("loop.txt", "loop.saved"):  # where this cell ran before
-        (folder / old).unlink(missing_ok=True)
-    looped = slurm.submit(folder / "loop.slurm")
-    slurm.watch(looped, until=lambda: (folder / "loop.txt").exists() and "step 2" in (folder / "loop.txt").read_text())
-    slurm.run("scancel", "--signal=USR1", str(looped))  # the same signal, sooner than the time limit's
-    [ended] = slurm.wait(looped, timeout_seconds=200)
-    print((folder / "loop.txt").read_text())
-    print(f"job {ended.number}: {ended.state}; starts after the first, each by its own scontrol requeue: {ended.restarts} ({Evidence.MEASURED})")
-else:
-    print(f"{problem} Without one: start loop.py, send it `kill -USR1`, look at its exit code, and start it again.")
+show(draw_signal(), alt="Slurm signals each process of srun's tasks, also a torchrun, which dies of it; the batch shell hears nothing.")
 
 # %% [markdown]
-# **Read it.** The step under way was finished, the save came after it, and the next start did no step twice. `train.py` has the same
-# lines in `saves.kept`, for all ranks at once: a signal comes to them at different moments, so they agree on the step first.
+# The signal comes to ranks at different moments, in the middle of a step. So a handler only notes it, and after each step all ranks
+# ask each other whether anyone has: they save after the same step. This is what `train.py` does:
 
 # %%
 print(inspect.getsource(Saves.kept))
 
 # %% [markdown]
+# Asking costs one all-reduce a step. Choose the seconds of `--signal` larger than a step and a save take together.
+#
 # ## 2. The same losses
 #
-# Now the same folder under `torchrun`, without any fault, and under Ray. **Ray Train** starts workers anew when one
-# dies (`max_failures`). It is a large download, so you see a stored run, which lost a worker after step 4. Where Ray is
-# installed, `run_ray_here` runs it.
+# Now the same folder under `torchrun`, without any fault, and under Ray. **Ray Train** starts workers anew when one dies. Ray is a large
+# download, so you see a stored run, which lost a worker after step 4.
+#
+# A comparison that cannot fail says nothing. So one more run has a planted fault: after four steps it goes on from its save without
+# Adam's moments.
 
 # %%
-with contextlib.redirect_stdout(io.StringIO()):
-    alone = losses_of(run_torchrun(folder / "train.py", 2, "--steps", "30"))
-rows = {"torchrun": (list(alone.values()), Evidence.MEASURED), "Slurm, a node lost": (list(losses.values()), evidence)}
-if "ray" in stored:
-    rows["Ray, a worker lost"] = stored["ray"][0]["losses"], Evidence.RECORDED
+_ = (folder / "forgets.py").write_text('''import train
+from utils.parallel import Saves, run
+
+def two_starts(device, steps, weights, saves, every):
+    train.train(device, 4, weights, saves, every)
+    kept = Saves.kept
+
+    def forgets(self, losses):
+        self.optimizer.state.clear()  # the moments and the step count
+        yield from kept(self, losses)
+
+    Saves.kept = forgets
+    train.train(device, steps, weights, saves)
+
+run(two_starts)
+''')
+
+# %%
+def by_torchrun(script: str, *words: str) -> list[float]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return list(losses_of(run_torchrun(folder / script, 2, "--steps", "30", *words)).values())
+
+shutil.rmtree(folder / "forgotten", ignore_errors=True)
+alone, faulty = by_torchrun("train.py"), by_torchrun("forgets.py", "--saves", str(folder / "forgotten"), "--every", "4")
+ray, ray_record = stored["ray"]
+rows = {"torchrun": (alone, "measured"), "Slurm, both troubles": (seen["losses"], f"{evidence}, {device}"),
+        "Ray, a worker lost": (ray["losses"], f"recorded, {ray_record.device}, {ray_record.date}")}
 run_ray_here = False  # True: a minute and more, 3 GB
 if run_ray_here and not ray_problem():
     shutil.rmtree(folder / "saves", ignore_errors=True)
-    rows["Ray here"] = run_ray(folder, "--steps", "30", "--every", "2", kill_after=4).losses, Evidence.MEASURED
+    rows["Ray here"] = run_ray(folder, "--steps", "30", "--every", "2", kill_after=4).losses, "measured"
 
 # %%
+def largest_gap(found: list[float]) -> float:
+    return max(abs(a - b) / b for a, b in zip(found, alone, strict=True))
+
 for name, (found, kind) in rows.items():
-    gap = max(abs(a - b) / b for a, b in zip(found, alone.values(), strict=True))
-    print(f"{name:<20} step 0 {found[0]:.6f}, step 29 {found[29]:.6f}; at most {gap:.0e} from torchrun ({kind})")
-    assert gap < 1e-6, f"{name} computes something else"
+    print(f"{name:<21} step 29 {found[29]:.7f}, at most {largest_gap(found):.0e} from torchrun ({kind})")
+    assert largest_gap(found) < 1e-6, f"{name} computes something else"
+print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, at most {largest_gap(faulty):.0e} from torchrun (measured)")
 
 # %% [markdown]
-# **Read it.** Three launchers, one script, equal losses, through a dead node and a dead worker. Two things make it so:
-# batches depend on the *step* alone, and a save holds all states (lesson 16). A launcher that changes a loss by more than
-# rounding has changed the number of ranks, or the data. (The tokens are random, so the loss does not fall.)
+# **Read it.** Three launchers, one script, equal losses, through two restarts and a dead worker. The tokens are random, so the loss
+# does not fall; yet the fault stands out. Two things make losses equal: a save holds all states (lesson 16), and a batch depends on the
+# *step* alone. With a `DataLoader` seed the shuffle by the epoch and skip the batches that were used, or save its place
+# (torchdata's `StatefulDataLoader`). Where losses differ by more than rounding, look at the data, the state, then the numerics (TF32,
+# another GPU, dropout's seeds).
 #
 # <div class="alert alert-warning"><b>Trap.</b> Training runs of one array that share a <code>--saves</code> folder go
 # on from each other's saves. Put <code>$SLURM_ARRAY_TASK_ID</code> into the path.</div>
 #
 # ## 3. Kubernetes, SkyPilot, containers
 #
-# On Kubernetes a job is YAML. `kubernetes.yaml` needs built-in kinds alone: an indexed Job, a headless Service that
-# gives pods names, a volume for saves. `trainjob.yaml` is Kubeflow's. **SkyPilot** looks for spot nodes in any cloud,
-# and starts again elsewhere when they are taken. A file counts as good when its tool's own schema
-# or types accept it. The output says which tools are installed here, and so which files were checked:
+# On Kubernetes a job is YAML: `kubernetes.yaml` makes a Job of numbered **pods**, one a node, each with one container. **SkyPilot** looks
+# for spot nodes in any cloud, and starts again elsewhere when they are taken. These lines answer the question:
 
 # %%
-print(job.kubernetes.rpartition("containers:")[2].partition("env:")[0])
-for name, checks in (("kubernetes.yaml", check_kubernetes), ("trainjob.yaml", check_train_job)):
-    try:
-        print(f"{name}: accepted,", ", ".join(checks((folder / name).read_text()) or ["TrainJob"]))
-    except MissingToolError as error:
-        print(error)
-
-# %%
-try:
-    print("skypilot.yaml: accepted,", check_skypilot(folder / "skypilot.yaml"))
-except MissingToolError as error:
-    print(error)
-print(kubectl_says(folder / "kubernetes.yaml"))
+ANSWERS = {
+    "kubernetes.yaml": "backoffLimitPerIndex|podFailurePolicy|action:|DisruptionTarget|restartPolicy|NODE_RANK|fieldPath",
+    "ray_train.py": "failure_config",
+    "skypilot.yaml": "job_recovery|strategy|max_restarts",
+}
+for name, words in ANSWERS.items():
+    print(name, *(line for line in (folder / name).read_text().splitlines() if re.search(words, line)), sep="\n")
 
 # %% [markdown]
-# **Read it.** No shell stands between the YAML and `torchrun`: `command` is a list, and Kubernetes fills in
-# `$(NODE_RANK)`. Libraries that check YAML often *warn* about a kind that they do not know; here that is an error. The
-# `Dockerfile` builds on NVIDIA's image, which brings PyTorch, CUDA and NCCL as one set: install nothing over it.
+# | | who notices a dead node, and when (defaults) | who starts anew | warning before the end |
+# |---|---|---|---|
+# | Slurm | its controller, after 300 s | itself; after 75, your script | the signal and seconds you choose |
+# | Kubernetes | its node controller: 50 s, and 300 s until it evicts the pods | the Job, once the old pod is gone | SIGTERM at a drain, 30 s before the kill |
+# | Ray Train | its health checks, one in 3 s; five must fail | itself, `max_failures` times | none |
+# | SkyPilot | its controller, which asks every 15 s | itself, on new nodes | none |
 #
-# ### A name that bites
+# (Published: Kubernetes, [nodes](https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/),
+# [eviction](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) and
+# [jobs](https://kubernetes.io/docs/concepts/workloads/controllers/job/);
+# [Ray](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h);
+# [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py).) A drained pod does not count as failed (`Ignore`).
+# If a save takes more than 30 s, set `terminationGracePeriodSeconds`. The `Dockerfile` builds on NVIDIA's image, which brings PyTorch,
+# CUDA and NCCL as one set: install no other torch over it.
 #
-# Job names come from people. Written into a script as they are, they could run as commands. `export` keeps plain words:
-
-# %%
-biting = "run'; touch stolen; echo $(touch taken) \"\n#SBATCH --nodes=99"
-bitten = export(tiny, cluster, plan, Batch(sequences=16, sequence_length=16), name=biting)
-print(bitten.slurm.splitlines()[1])
-print(bitten.notes["slurm"][0])
-
-# %% [markdown]
 # ## 4. What to watch
 #
-# Losses go to files that survive the job. TensorBoard writes to a folder. So does W&B (Weights & Biases) with
-# `mode="offline"`, on nodes without internet; `wandb sync` sends the folder later.
-
-# %%
-os.environ |= dict.fromkeys(("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"), str(folder))  # not your home
-tempfile.tempdir = str(folder)
-try:
-    import wandb
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(folder / "board") as board:
-        run = wandb.init(mode="offline", project="lesson-17", dir=folder, settings=wandb.Settings(silent=True))
-        for step, loss in losses.items():
-            board.add_scalar("loss", loss, step)
-            run.log({"loss": loss}, step=step)
-        run.finish()
-    print("wrote", *(path.name for path in (*folder.glob("board/*"), *folder.glob("wandb/offline-run-*/*.wandb"))))
-except ImportError as error:
-    print(f'{error.name} is not installed: .venv/bin/python -m pip install ".[clusters]"')
-tempfile.tempdir = None
-
-# %% [markdown]
+# - **Losses,** in files that survive the job: TensorBoard writes a folder; so does W&B with `mode="offline"`, and `wandb sync` sends it.
+# - **Silence.** A peer that hangs closes no connection. NCCL's watchdog ends a collective after 10 minutes (`timeout` of
+#   `init_process_group`), later than Slurm's 300 s. A slow job still prints steps; a hung one does not: watch the log's age.
+# - **A node that fails twice.** Have it drained, or `--exclude` it.
+#
 # ## Break it, diagnose it
 #
-# Three errors that you may meet on a cluster. Read each sentence, and say what you would do.
+# Two faults: say what you would do. In the first, two tasks end with 75, and one needs a second more to save.
+
+# %%
+print(uneven_ends(slurm, folder) if slurm else seen["uneven_ends"], f"({evidence}, {device})")
 
 # %%
 def on_an_older_node():
@@ -295,69 +282,43 @@ def on_an_older_node():
     check_versions()
 
 
-def stopped_slurm():
-    raise SlurmError(slurm_problem()) if slurm is None else slurm.run("sinfo")
-
-
-# %%
+try:
+    run_ranks(on_an_older_node, 2)
+except RankError as error:
+    print(str(error).split("\n\n")[0])
 if slurm:
     slurm.stop()
-for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: read_yaml("spec:\n\tnodes: 2")):
-    try:
-        attempt()
-    except (RankError, SlurmError, ManifestError) as error:
-        print("-", str(error).split("\n\n")[0])
 
 # %% [markdown]
-# **Diagnose it.** Different PyTorch versions may *seem* to work: the exported script compares them before the first
-# step. Where no controller answers, no command works: ask its owner. A tab looks like spaces in most editors.
-
-# %% [markdown]
+# **Diagnose it.** With `--kill-on-bad-exit=1` the first 75 counts as a failure: `srun` terminates the rank that still saves, and the
+# script sees 143 (128 + SIGTERM). `job.slurm` gives the others 60 s instead. Different PyTorch versions may *seem* to work: the exported
+# script compares them before the first step.
+#
 # ## 5. When to use which
 #
 # | launcher | use when | costs | does not help |
 # |---|---|---|---|
-# | torchrun | one machine, or a handful that you own | you restart, you find the nodes | queues, sharing |
-# | Slurm | a shared cluster with a queue; most GPU clusters for research | root sets it up; one environment on all nodes | services, spot |
+# | torchrun | one machine, or a handful that you own | restarts ranks (`--max-restarts`); brings no new node | queues, sharing |
+# | Slurm | a shared cluster with a queue | root sets it up; one environment on all nodes | services; prices across clouds |
 # | Kubernetes, Kubeflow | your company runs on it | images, volumes, an operator | a queue with fair shares: add Kueue |
 # | Ray Train | preprocessing, tuning and training in one program | a cluster inside a cluster | plain static jobs |
-# | SkyPilot | prices decide; spot in several clouds | saves in a bucket, restarts | machines that you own |
-#
-# ### From this course to a cluster
-#
-# | from this course | on a cluster |
-# |---|---|
-# | `run_ranks(worker, 4)` in a cell | a script: `export(...).write(folder)`, or your own with `joined_ranks()` |
-# | `run_torchrun("train.py", 4)` | `sbatch job.slurm`, `python ray_train.py`, `kubectl apply -f kubernetes.yaml` |
-# | `.venv` on your disk | one environment that all nodes see, or one image |
-# | a folder | a shared file system: all ranks write a save together |
-#
-# Owners of clusters find modules, offline wheels and a shared home in
-# `docs/cluster_owners.md`.
+# | SkyPilot | prices decide; spot in several clouds | saves in a bucket, restarts | one cluster with a queue already |
 
 # %% [markdown]
 # ### What changes on TPUs
 #
-# - **The chip.** A TPU v5p has 459 TFLOP/s in bf16 and 95 GB, and up to 8,960 of them form one **pod**,
-#   joined by links of their own in a 3D torus
-#   ([Google's page](https://docs.cloud.google.com/tpu/docs/v5p)). You do not rent nodes but a
-#   *slice* of a pod, and mesh axes should match its shape. Between slices runs the data-center network.
-# - **The program.** [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu), open source, makes `"tpu"` a
-#   device of PyTorch: one process a chip, eager or `torch.compile`, `torch.distributed` and DTensor as on GPUs. Before
-#   it there was [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html): you write for one
-#   large device and mark how tensors are split, `xs.mark_sharding(weight, mesh, ("fsdp", "model"))`, and the XLA
-#   compiler inserts the collectives. In JAX the same is `jit` with shardings.
-# - **The traps.** `torch_xla` records operations and compiles whole graphs: each new shape compiles again, so pad to
-#   fixed shapes. Reading a value on the host (`.item()`) cuts the graph.
-# - **What stays.** Bytes per parameter, MFU, scaling laws, goodput, the decision matrix. Take the
-#   chip's own peak, and a dated price.
+# A TPU v5p has 459 TFLOP/s in bf16 and 95 GiB. 8,960 of them form one **pod**; the largest job takes 6,144
+# ([Google's page](https://docs.cloud.google.com/tpu/docs/v5p)). You rent a *slice*, and mesh axes should match its shape.
+# [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu) makes `"tpu"` a device of PyTorch. The older
+# [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad to
+# fixed shapes.
 
 # %% [markdown]
 # ## Recap
 #
 # - One script, many launchers: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are the contract,
 #   and equal losses the test.
-# - A job survives by four things: requeue, a signal before the end, a save, an exit code that means "again".
+# - A job survives by four things: requeue, a signal, a save, an exit code that means "again".
 #
 # ### Test yourself
 #
@@ -365,7 +326,8 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 #
 # <details><summary>Answer</summary>
 #
-# `--signal=USR1@120` in the script, and a handler in the ranks that saves after the step. (And `--requeue`, to go on.)
+# `--signal=USR1@120` in the script, and a handler in the ranks that saves after the step. (Saves every so many steps would
+# have left one, too. To go on, the script needs `scontrol requeue` on 75.)
 #
 # </details>
 #
@@ -373,41 +335,57 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 # job, the others about [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the
 # [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
 #
-# **References.** [Slurm's sbatch](https://slurm.schedmd.com/sbatch.html),
-# [Ray Train](https://docs.ray.io/en/latest/train/train.html),
-# [Kubernetes Jobs](https://kubernetes.io/docs/concepts/workloads/controllers/job/),
-# [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/),
-# [SkyPilot managed jobs](https://docs.skypilot.co/en/latest/examples/managed-jobs.html).
+# **References.** [Slurm's sbatch](https://slurm.schedmd.com/sbatch.html), [srun](https://slurm.schedmd.com/srun.html),
+# [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/).
 
 # %% [markdown]
 # ## On Monday
 #
-# Submit with `sbatch --requeue --open-mode=append --signal=USR1@120 job.slurm`: a lost node brings the job back, and every rank that is
-# a task of `srun` gets a signal two to three minutes before the time limit (choose more than a step and a save take; through `torchrun` it
-# does not pass). In your loop the signal sets a flag, and the step after it saves and ends with 75; a script
-# that sees 75 calls `scontrol requeue`. All ranks must agree on that step, so the flag is reduced over them.
+# In a batch script of these lines a lost node brings the job back, and each task of `srun` is warned 120 s before the limit:
+#
+# ```bash
+# #SBATCH --requeue --open-mode=append --signal=USR1@120
+# export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500
+# srun --kill-on-bad-exit=0 --wait=60 bash -c '
+#   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+#   exec python -u train.py'
+# code=$?
+# if [ "$code" = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# exit "$code"
+# ```
+#
+# In your loop the signal sets a flag, and all ranks agree on it:
 #
 # ```python
 # import signal, sys
 #
 # asked = []
 # signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
-# for step in range(first_step, steps):
+# for step in range(first_step, steps):  # first_step: the number in your last save, or 0
 #     train_step(step)
 #     stop = any_rank(bool(asked))  # torch.distributed.all_reduce of the flag, with ReduceOp.MAX
 #     if stop or (step + 1) % every == 0:
-#         save(step)
+#         save(step + 1)  # so many steps are done
 #     if stop:
+#         barrier()  # torch.distributed.barrier: no rank leaves while another saves
 #         sys.exit(75)
 # ```
 #
-# `Trainer` saves and stops at SIGTERM, so `--signal=TERM@120`. It ends with 0 then: let the script requeue until your run is done.
-# At the first start there is no checkpoint:
+# Under `srun torchrun` add `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`, or USR1 ends the launcher. It gives its ranks
+# 30 s (newer versions have `--shutdown-timeout`) and ends with 1: requeue where a new save is there.
+#
+# `Trainer` saves and stops at SIGTERM (`--signal=TERM@120`), and ends with 0, finished or not. A save that was cut off keeps a marker.
+# Each rank decides for itself when to stop: on several ranks use the loop above.
 #
 # ```python
+# import os, pathlib, shutil, sys
 # from transformers.trainer_utils import get_last_checkpoint
 #
-# args.enable_jit_checkpoint = True  # TrainingArguments, before the Trainer is made
-# last = get_last_checkpoint(args.output_dir)  # None in an empty folder, which must be there
-# # trainer.train(resume_from_checkpoint=last)
+# out = trainer.args.output_dir  # of a Trainer with TrainingArguments(..., enable_jit_checkpoint=True)
+# os.makedirs(out, exist_ok=True)
+# for marker in pathlib.Path(out).glob("checkpoint-*/checkpoint-is-incomplete.txt"):
+#     shutil.rmtree(marker.parent)
+# trainer.train(resume_from_checkpoint=get_last_checkpoint(out))
+# if trainer.state.global_step < trainer.state.max_steps:
+#     sys.exit(75)
 # ```

@@ -28,14 +28,19 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT{variables}
 
-srun --kill-on-bad-exit=1 bash -c '
+# Ranks that save do not end at one moment. --kill-on-bad-exit would kill those that end after the first.
+srun --kill-on-bad-exit=0 --wait=60 bash -c '
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
   exec python -u {script} "$@"' rank{arguments} "$@"
 code=$?
 
-# {stopped}: saved, because Slurm asked for it. Other codes: a rank or its node failed.
-if [ "$code" = {stopped} ] || {{ [ "$code" != 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; }}; then
+if [ "$code" = {stopped} ]; then  # saved, because Slurm asked for it
   scontrol requeue "$SLURM_JOB_ID"
+elif [ "$code" != 0 ]; then  # a rank failed: try again, {restarts} times after the same save
+  save=$(ls {saves} 2>/dev/null | tail -n 1)
+  echo "after ${{save:-no save}}" >> "failures-$SLURM_JOB_ID"
+  failures=$(grep -cxF "after ${{save:-no save}}" "failures-$SLURM_JOB_ID")
+  if [ "$failures" -le {restarts} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 fi
 exit "$code"
 """
@@ -53,6 +58,7 @@ def slurm_script(job: TrainingJob) -> str:
         script=shlex.quote(job.script),
         arguments="".join(f" {shlex.quote(word)}" for word in words),
         variables=variables,
+        saves=SAVES,
         stopped=STOPPED,
         restarts=RESTARTS,
     )

@@ -207,16 +207,27 @@ class Slurm:
             time.sleep(LOOK_SECONDS)
 
     def watch(
-        self, number: int, until: Callable[[], bool], timeout_seconds: float = 120.0
+        self,
+        number: int,
+        until: Callable[[], bool],
+        timeout_seconds: float = 120.0,
+        others: Sequence[int] = (),
     ) -> float:
         """Watch a job until something has happened, and keep its history; the seconds at which it had.
+
+        Args:
+            number: the job's.
+            until: says whether it has happened.
+            timeout_seconds: the longest that it may take.
+            others: jobs whose history is kept, too.
 
         Raises:
             SlurmError: the job ended, or time was over, and it had not.
         """
         deadline = time.monotonic() + timeout_seconds
         while not until():
-            states = {job.state for job in self.look(number)}
+            mine = [job for job in self.look(number, *others) if number in (job.number, job.array)]
+            states = {job.state for job in mine}
             if states <= ENDED or time.monotonic() > deadline:
                 raise SlurmError(
                     f"Job {number} is {', '.join(states)}, and what was waited for has not come."
@@ -279,6 +290,13 @@ class Slurm:
         wanted = ["--jobs", ",".join(map(str, numbers))] if numbers else []
         form = "--format=JobID,JobName,NNodes,NodeList,State,End"
         return self.run("sacct", "--completion", "--starttime=1970-01-01", form, *wanted)
+
+    def decisions(self, number: int) -> str:
+        """When and why a job was put back into the queue, in the words of the controller's log."""
+        told = re.compile(rf"requeu\w+ (?:job )?JobId={number}\b|not responding", re.IGNORECASE)
+        log = (self.folder / "log" / "slurmctld").read_text(encoding="utf-8", errors="replace")
+        found = [line.strip("[").partition("]") for line in log.splitlines() if told.search(line)]
+        return "\n".join(f"{when.partition('T')[2]} {said.strip()}" for when, _, said in found)
 
     def _of_node(self, name: str) -> Path:
         path = self.folder / f"{name}.inside"
