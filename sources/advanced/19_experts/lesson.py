@@ -327,7 +327,7 @@ assert gap < 1e-12 and held == everything / RANKS, "each number of the experts o
 #
 # FSDP alone gathers a layer's experts on every rank, twice a step, and sums their gradients: the same bytes for any number of
 # tokens, which can move *while* the GPU computes. Rows grow with tokens, and here experts wait for them. (Backward recomputes
-# layers: a third more FLOPs, and six exchanges in place of four.) It also takes memory, for two layers' experts and their gradients:
+# layers: a third more FLOPs, and six exchanges in place of four.) It also takes memory, for two layers' experts and gradients:
 
 # %%
 NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
@@ -377,12 +377,14 @@ show(draw_choice(each, rows / NVLINK / 4096, weights / NVLINK, tokens_below(weig
 # %% jupyter={"source_hidden": true}
 runs = {"EP 8, all kept": qwen3_30b_a3b(), "EP 8, layers\nrecomputed": qwen3_30b_a3b(layers_again=True),
         "the same,\nload 8": qwen3_30b_a3b(layers_again=True, load=8.0),
-        "FSDP alone, layers\nrecomputed": qwen3_30b_a3b(1, layers_again=True), "16 ranks, EP 16,\nall kept": qwen3_30b_a3b(16, 16)}
+        "FSDP alone, layers\nrecomputed": qwen3_30b_a3b(1, layers_again=True)}
 copies, inside = 48 * 8 * 4096 * 2 * 2048 * 2, 48 * 8 * 4096 * 4 * 768 * 2  # in and out; gate, up and two tensors made of these
 bars = {name: peak_parts(run.breakdown, copies, inside) for name, run in runs.items()}
 limit = simulated_device("H100").usable_bytes / 2**30
 show(draw_peaks(bars, limit), alt="; ".join(f"{name}: {sum(parts):.1f} GiB" for name, parts in bars.items()).replace("\n", " "))
-print(f"all kept but the inside of the experts: {sum(bars['EP 8, all kept']) - inside / 2**30:.1f} GiB (predicted)")
+all_kept = bars["EP 8, all kept"]
+print(f"all kept but the inside of the experts: {sum(all_kept) - inside / 2**30:.1f} GiB (predicted)")
+print(f"all kept on 16 ranks, EP 16, with half of the states a rank: {sum(all_kept) - sum(all_kept[:2]) / 2:.1f} GiB (predicted)")
 for name in ("EP 8, all kept", "EP 8, layers\nrecomputed"):
     (sends,) = (row.payload_bytes for row in runs[name].traffic if row.collective == "all-to-all")
     print(f"{' '.join(name.split())}: {sends / EXCHANGE:.0f} exchanges a layer and step (simulated)")
@@ -509,7 +511,7 @@ print_tokens("EP 16 is faster than EP 8", SPEEDS, table)
 
 # %% [markdown]
 # **Read it.** **With more tokens a rank than that, stay in the node; with fewer, spread the experts.** If weights do not hide, a
-# dispatcher wins at usual numbers of tokens. They do not hide by themselves: the host waits for each layer's counts, and FSDP starts the
+# dispatcher wins at usual sizes. They do not hide by themselves: the host waits for each layer's counts, and FSDP starts the
 # next gather late, unless it is told what to prefetch (the last cell's PyTorch lines do). Rows can hide, too, behind another
 # micro-batch (DeepSeek-V3) or the shared expert (Megatron).
 #
