@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 
 from utils.lessons.blocks import run_block
@@ -343,7 +344,7 @@ def _saved_by_fsdp(text: str, experts: int, expert_ranks: int, folder: str) -> S
         made = _run(text, model, expert_ranks, batches=batches, folder=folder)
     rows = {row.dtype for row in sent.rows if row.collective == "all-to-all"}
     by_name = {name: p.detach() for name, p in model.named_parameters()}
-    dcp.save(by_name, checkpoint_id=f"{folder}/by_name")
+    save(by_name, checkpoint_id=f"{folder}/by_name")
     return SimpleNamespace(
         rows=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in rows)),
         reloads=_loads_equal(made["state"](), folder),
@@ -357,5 +358,5 @@ def _loads_equal(state: dict[str, Any], folder: str) -> bool:
     before = {name: part.clone() for name, part in local.items()}
     for part in local.values():
         part.zero_()
-    dcp.load(state, checkpoint_id=folder)
+    load(state, checkpoint_id=folder)
     return all(torch.equal(part, before[name]) for name, part in local.items())
