@@ -14,9 +14,11 @@ from torch import Tensor
 
 from utils.lessons.lesson_19 import at_size, routing, workers
 from utils.lessons.lesson_19.exchange import RoutingError, gathered_counts, held_experts
+from utils.lessons.lesson_19.figures_at_size import peak_parts
 from utils.lessons.lesson_19.layers import Mixture, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.mistakes import once
-from utils.lessons.lesson_19.training import first_come, train
+from utils.lessons.lesson_19.tables import print_tokens
+from utils.lessons.lesson_19.training import train
 from utils.ranks import run_ranks
 from utils.traffic.counter import traffic
 
@@ -202,11 +204,43 @@ def test_recomputed_experts_keep_the_vector_alone() -> None:
     assert again.traffic == kept.traffic, "no row travels twice"
 
 
-def test_whose_rows_find_room() -> None:
-    choice = torch.tensor([[0, 1], [0, 2], [0, 1], [2, 0]])
-    kept = first_come(choice, 4, 2.0)
-    assert kept.tolist() == [[True, True], [True, True], [False, True], [True, False]]
-    assert first_come(choice, 4, 4.0).all(), "room for the fullest expert drops nothing"
+def test_fsdp_alone_sends_no_rows_and_gathers_all_experts() -> None:
+    shared, alone = (
+        at_size.qwen3_30b_a3b(expert_ranks=ranks, layers_again=True) for ranks in (8, 1)
+    )
+    assert _put_in(shared, "all-to-all") == 48 * 6 * 8 * at_size.TOKENS * 2048 * 2, "six exchanges"
+    assert _put_in(alone, "all-to-all") == 0
+    experts = (
+        48 * 128 * 3 * 2048 * 768
+    )  # of 30.5 billion; an eighth is put into each of two gathers, in bf16
+    assert _put_in(alone, "all-gather") == pytest.approx(experts * 2 * 2 / 8, rel=0.1)
+    assert _put_in(alone, "reduce-scatter") == pytest.approx(experts * 4, rel=0.1)
+    assert alone.peak_bytes > shared.peak_bytes
+
+
+def _put_in(run: Any, collective: str) -> int:
+    return sum(row.payload_bytes for row in run.traffic if row.collective == collective)
+
+
+def test_parts_of_a_peak_add_up() -> None:
+    sizes = {
+        "parameters": 4,
+        "gradients": 2,
+        "optimizer state": 8,
+        "activations": 30,
+        "temporaries": 1,
+    }
+    in_gib = {name: size * 2**30 for name, size in sizes.items()}
+    assert peak_parts(in_gib, 12 * 2**30, 9 * 2**30) == [4, 8, 2, 12, 9, 9, 1]
+    assert peak_parts(in_gib, 22 * 2**30, 9 * 2**30) == [4, 8, 2, 0, 0, 30, 1]
+
+
+def test_a_number_that_hangs_on_two_links_is_not_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_tokens("EP 16 is faster", (70, 400), {"once per node": [1222.4, 29_999.0, 196_396.0]})
+    said = capsys.readouterr().out
+    assert "1,222 " in said and "29,999 " in said and "over 30,000" in said and "196" not in said
 
 
 def test_rows_that_leave_a_node() -> None:

@@ -70,18 +70,21 @@ class RankExperts(nn.Module):
         k = choice.shape[-1]
         order = choice.flatten().argsort()
         came = round(self.load * len(order) / self.held) * self.held
-        rows = _Exchange.apply(x[order // k], came, self.group)
-        ends = torch.arange(1, self.held + 1, device=x.device) * (rows.shape[0] // self.held)
-        by = torch.arange(
-            rows.shape[0], device=x.device
-        ).argsort()  # sorted by sender, then by expert
-        if self.recompute:
-            done = checkpoint(self._work, rows[by], ends.int(), use_reentrant=False)
+        ends = torch.arange(1, self.held + 1, device=x.device) * (came // self.held)
+        if dist.get_world_size(self.group) == 1:  # all experts are here: no exchange, and one sort
+            back = self._done(x[order // k], ends.int())
         else:
-            done = self._work(rows[by], ends.int())
-        back = _Exchange.apply(done[by.argsort()], len(order), self.group)
+            rows = _Exchange.apply(x[order // k], came, self.group)
+            by = torch.arange(came, device=x.device).argsort()  # sorted by sender, then by expert
+            done = self._done(rows[by], ends.int())
+            back = _Exchange.apply(done[by.argsort()], len(order), self.group)
         rows = back[order.argsort()].view(*weight.shape, -1)
         return (weight[..., None].to(rows.dtype) * rows).sum(1)
+
+    def _done(self, rows: Tensor, ends: Tensor) -> Tensor:
+        if self.recompute:
+            return checkpoint(self._work, rows, ends, use_reentrant=False)
+        return self._work(rows, ends)
 
     def _work(self, rows: Tensor, ends: Tensor) -> Tensor:
         gate, up = F.grouped_mm(rows, self.w_in, offs=ends).chunk(2, -1)
@@ -99,7 +102,8 @@ def qwen3_30b_a3b(
     """A step of one of `ranks` ranks: experts over groups of `expert_ranks`, the rest by FSDP.
 
     Parameters, gradients and Adam's states in fp32, computing in bf16; one sequence of 4,096 tokens.
-    This rank gets `load` times the rows of the mean rank in every layer. `recompute` is of experts alone,
+    With `expert_ranks` of 1 FSDP alone shares the experts, and no row travels. This rank gets `load` times
+    the rows of the mean rank in every layer. `recompute` is of experts alone,
     `layers_again` of whole layers, as the transformers library does it, with their exchanges.
     """
     from transformers import Qwen3MoeForCausalLM
@@ -141,8 +145,8 @@ def qwen3_30b_a3b(
     )
 
 
-def qwen3_flops(experts_alone: bool = False) -> float:
-    """Products of a step of 4,096 tokens, forward and backward, or those of the routed experts alone.
+def qwen3_flops(length: int = TOKENS) -> float:
+    """Products of a step of 4,096 tokens in sequences of `length`, forward and backward.
 
     The embedding is read without a product. Attention's scores and sums are halved by causality.
     """
@@ -151,9 +155,8 @@ def qwen3_flops(experts_alone: bool = False) -> float:
     heads = c.num_attention_heads * c.head_dim
     projections = c.hidden_size * c.head_dim * 2 * (c.num_attention_heads + c.num_key_value_heads)
     router = c.hidden_size * c.num_local_experts
-    layer = experts + (0 if experts_alone else projections + router + TOKENS * heads)
-    head = 0 if experts_alone else c.vocab_size * c.hidden_size
-    return 6 * TOKENS * (c.num_hidden_layers * layer + head)
+    layer = experts + projections + router + length * heads
+    return 6 * TOKENS * (c.num_hidden_layers * layer + c.vocab_size * c.hidden_size)
 
 
 def _language_step(model: Any, optimizer: torch.optim.Optimizer) -> None:

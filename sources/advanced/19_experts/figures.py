@@ -15,7 +15,7 @@ from utils.views.style import course_style, empty_figure, print_evidence
 
 _HELD, _USED = "#832db6", "#ffa90e"
 _ROWS, _WEIGHTS = "#bd1f01", "#2a6db0"
-_WAYS = (("#4d4d4d", "-"), ("#3f90da", "--"), ("#bd1f01", "-"))
+_WAYS = (("#4d4d4d", ":"), ("#3f90da", "--"), ("#bd1f01", "-"))
 
 
 def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
@@ -60,6 +60,64 @@ def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
     return figure
 
 
+def draw_dispatch(choice: Tensor, experts: int) -> Figure:
+    """Rows of some tokens, by token, sorted by expert, and back: `choice` is (tokens, k), the experts of each."""
+    k = choice.shape[1]
+    chosen = choice.flatten().tolist()
+    order = sorted(range(len(chosen)), key=chosen.__getitem__)  # equals stay in their order
+    with course_style():
+        figure, axes = empty_figure(height=4.6)
+        axes.set_axis_off()
+        for place, row in enumerate(order):
+            for level, at in ((2.0, row), (0.0, row), (1.0, place)):
+                _row_box(axes, at, level, row // k, chosen[row])
+            _fall(axes, (row, 2.0), (place, 1.0))
+            _fall(axes, (place, 1.0), (row, 0.0))
+        for expert in range(experts):
+            places = [place for place, row in enumerate(order) if chosen[row] == expert]
+            if places:
+                corner, width = (places[0] - 0.45, 0.7), places[-1] - places[0] + 0.9
+                box = FancyBboxPatch(
+                    corner,
+                    width,
+                    0.6,
+                    boxstyle="round,pad=0",
+                    fc="none",
+                    ec="black",
+                    ls="--",
+                    lw=1.2,
+                )
+                axes.add_patch(box)
+        for level, name in ((2.0, "by token"), (1.0, "by expert"), (0.0, "by token\nagain")):
+            axes.text(-0.75, level, name, ha="right", va="center", fontsize=11)
+        for token in range(len(choice)):
+            middle = k * token + (k - 1) / 2
+            said = f"token {token}: sum of {k}"
+            axes.text(middle, -0.42, said, ha="center", va="top", fontsize=10)
+        axes.set_xlim(-2.1, len(order) - 0.4)
+        axes.set_ylim(-0.75, 2.45)
+        axes.set_title(
+            f"Dispatch and combine of {len(choice)} tokens, k = {k} of {experts} experts: each box is a row"
+        )
+    return figure
+
+
+_FILLS = ("#92dadd", "#ffd58a", "#e3c3f2", "#d9d9d9")
+
+
+def _row_box(axes: Axes, x: float, y: float, token: int, expert: int) -> None:
+    style = {"boxstyle": "round,pad=0.3", "fc": _FILLS[expert % len(_FILLS)], "ec": "black"}
+    text = f"token {token}\nexpert {expert}"
+    axes.text(x, y, text, ha="center", va="center", fontsize=8.5, bbox=style, zorder=3)
+
+
+def _fall(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """An arrow from the lower edge of a row's box to the upper edge of another."""
+    look = {"arrowstyle": "->", "color": "#4d4d4d", "lw": 1.0, "shrinkA": 0, "shrinkB": 0}
+    (x0, y0), (x1, y1) = start, end
+    axes.annotate("", (x1, y1 + 0.16), (x0, y0 - 0.16), arrowprops=look, zorder=1)
+
+
 def draw_exchange(rows: Tensor, tokens: int, k: int, marked: int = 1) -> Figure:
     """Rows of each rank (down) for each rank (across), there and back; those of rank `marked` with numbers.
 
@@ -98,41 +156,33 @@ def draw_exchange(rows: Tensor, tokens: int, k: int, marked: int = 1) -> Figure:
 def draw_mesh() -> Figure:
     """Four ranks as 2 replicas x 2 expert ranks: who holds which of 8 experts, and which traffic runs where."""
     with course_style():
-        figure, axes = empty_figure(height=4.4)
+        figure, axes = empty_figure(height=4.7)
         axes.set_axis_off()
-        axes.add_patch(
-            FancyBboxPatch(
-                (-0.34, -0.3),
-                1.68,
-                1.75,
-                boxstyle="round,pad=0",
-                fc="none",
-                ec="#4d4d4d",
-                ls="--",
-                lw=1.5,
-            )
-        )
         for rank in range(4):
             replica, place = divmod(rank, 2)
             first = 4 * place + 2 * replica
             text = (
-                f"rank {rank}\ncomputes experts {4 * place} to {4 * place + 3}\n"
-                f"keeps {first} and {first + 1}"
+                f"rank {rank}, tokens of batch {rank}\ncomputes experts {4 * place} to {4 * place + 3}\n"
+                f"keeps {first}, {first + 1}, and 1/4 of the rest"
             )
             _box(axes, place, replica, text)
+            side = -0.42 if place == 0 else 1.42
+            axes.plot([place, side], [replica, replica], "--", color="#4d4d4d", zorder=0)
+        around = [-0.42, -0.42, 1.42, 1.42], [0, 1.36, 1.36, 0]
+        axes.plot(*around, "--", color="#4d4d4d", zorder=0)
         for line in range(2):
-            _both_ways(axes, (0.27, line), (0.73, line), _ROWS)
+            _both_ways(axes, (0.32, line), (0.68, line), _ROWS)
             _both_ways(axes, (line, 0.2), (line, 0.8), _WEIGHTS)
-            axes.text(0.5, line - 0.09, "all-to-all: rows", ha="center", color=_ROWS)
-        axes.text(0.5, 0.5, "FSDP over replicas: gathers\nexperts' weights, sums their\ngradients over 2, divides by 4", ha="center",
+            axes.text(0.5, line - 0.07, "all-to-all: rows", ha="center", color=_ROWS)
+        axes.text(0.5, 0.5, "FSDP over `replicas`: gathers two\nexperts from the other rank, sums\ngradients over 2, divides by 4", ha="center",
                   va="center", color=_WEIGHTS)  # fmt: skip
-        axes.text(0.5, 1.34, "FSDP over all four ranks: all the rest, summed over 4, divided by 4",
-                  ha="center", va="center")  # fmt: skip
-        axes.text(-0.38, 0, "replica 0", ha="right", va="center")
-        axes.text(-0.38, 1, "replica 1", ha="right", va="center")
-        axes.set_xlim(-0.62, 1.4)
-        axes.set_ylim(1.5, -0.36)
-        axes.set_title("Two groups: experts over their replicas, the rest over all ranks")
+        said = "dashed: FSDP over all four ranks gathers 3/4 of the rest, sums its gradients over 4, divides by 4"
+        axes.text(0.5, 1.42, said, ha="center", va="top", fontsize=10)
+        axes.text(0.5, -0.32, "axis `experts`: the ranks that share them", ha="center", color=_ROWS)
+        axes.text(-0.5, 0.5, "axis\n`replicas`", ha="right", va="center", color=_WEIGHTS)
+        axes.set_xlim(-0.78, 1.5)
+        axes.set_ylim(1.55, -0.42)
+        axes.set_title("Each rank is in two groups: one for its experts, one for all the rest")
     return figure
 
 
@@ -170,23 +220,27 @@ def _both_ways(
 
 
 def draw_load(loads: Mapping[str, Sequence[Tensor]], ranks: int = 4) -> Figure:
-    """Busiest expert, and busiest rank, over their means: a thin line is a seed, a thick one the seeds' mean.
+    """Busiest expert, and busiest rank, over their means: a line is the seeds' mean, a band their least and most.
 
     Args:
         loads: for each way, the rows of each expert by step, (steps, E), of every seed.
         ranks: that share the experts, neighbours on one.
     """
     last = max(len(run) for runs in loads.values() for run in runs)
+    seeds = len(next(iter(loads.values())))
     with course_style():
         figure = Figure(figsize=(9.0, 4.2), layout="constrained")
         both = figure.subplots(1, 2)
         for axes, parts in zip(both, (0, ranks), strict=True):
             for (way, runs), (color, line) in zip(loads.items(), _WAYS, strict=True):
-                seeds = torch.stack([_over_mean(run, parts) for run in runs])
-                steps = range(1, 1 + seeds.shape[1])
-                axes.plot(steps, seeds.mean(0), line, color=color, lw=2, label="" if parts else way)
-                for seed in seeds:
-                    axes.plot(steps, seed, line, color=color, lw=0.8, alpha=0.5)
+                over = torch.stack([_over_mean(run, parts) for run in runs])
+                steps = range(1, 1 + over.shape[1])
+                axes.plot(
+                    steps, over.mean(0), line, color=color, lw=2.5, label="" if parts else way
+                )
+                axes.fill_between(steps, over.amin(0), over.amax(0), color=color, alpha=0.13, lw=0)
+                for edge in (over.amin(0), over.amax(0)):
+                    axes.plot(steps, edge, line, color=color, lw=0.7, alpha=0.7)
             said = "all rows on one rank" if parts else "every token chooses it"
             for height, text in ((1, "even"), (4, said)):
                 axes.axhline(height, color="black", lw=0.8, ls=":")
@@ -197,7 +251,8 @@ def draw_load(loads: Mapping[str, Sequence[Tensor]], ranks: int = 4) -> Figure:
         both[0].set_title("the busiest of 8 experts, k = 2", fontsize=11)
         both[1].set_title(f"the busiest of {ranks} ranks, two experts each", fontsize=11)
         figure.suptitle(
-            "Rows over the mean: thin lines are seeds, thick ones their mean", weight="bold"
+            f"Load in training: thick lines are means of {seeds} seeds, bands their least and most",
+            weight="bold",
         )
         figure.legend(loc="outside lower center", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.MEASURED])
@@ -211,82 +266,3 @@ def _over_mean(rows: Tensor, ranks: int) -> Tensor:
         places = places.view(len(rows), ranks, -1).sum(-1)
     over = places.amax(-1) / places.mean(-1)
     return torch.stack([over[max(0, step - 4) : step + 1].mean() for step in range(len(over))])
-
-
-def draw_crossing(
-    layouts: Mapping[str, tuple[float, float, float]], across_gb_per_second: float
-) -> Figure:
-    """Two nodes for each layout, what crosses between them, and how much of it in a step.
-
-    Args:
-        layouts: {name: (GB of rows inside the node, GB of rows across, GB of weights and gradients across)},
-            first replicas in both nodes, then rows for each expert, then rows for each node.
-        across_gb_per_second: of one rank between nodes.
-    """
-    draws = (_draw_replicas, _draw_rows, _draw_once)
-    with course_style():
-        figure = Figure(figsize=(9.0, 4.9), layout="constrained")
-        places = figure.subplots(1, len(layouts))
-        for axes, draw, (name, parts) in zip(places, draws, layouts.items(), strict=True):
-            inside, rows, weights = parts
-            axes.set_axis_off()
-            for node, y in ((0, 0.66), (1, 0.1)):
-                corner = (0.04, y)
-                box = FancyBboxPatch(
-                    corner, 0.92, 0.24, boxstyle="round,pad=0.02", fc="none", ec="black"
-                )
-                axes.add_patch(box)
-                axes.text(0.05, y, f"node {node}", fontsize=10)
-            draw(axes)
-            across = rows + weights
-            said = f"across: {across:.1f} GB, {across / across_gb_per_second:.2f} s\ninside: {inside:.1f} GB"
-            axes.text(0.5, 0.0, said, ha="center", va="top", fontsize=10)
-            axes.set_xlim(0, 1)
-            axes.set_ylim(-0.12, 0.95)
-            axes.set_title(name, fontsize=11)
-        figure.suptitle("What a rank sends in a step of 4,096 tokens, load 1", weight="bold")
-        print_evidence(figure, [Evidence.PREDICTED])
-    return figure
-
-
-_PLACES = (0.2, 0.4, 0.6, 0.8)
-
-
-def _draw_replicas(axes: Axes) -> None:
-    for y in (0.74, 0.18):
-        axes.text(0.5, y, "all experts: rows stay here", ha="center", va="center", fontsize=10)
-    look = {"arrowstyle": "<->", "color": _WEIGHTS, "ls": "--", "lw": 3}
-    axes.annotate("", (0.25, 0.64), (0.25, 0.36), arrowprops=look)
-    said = "weights and\ngradients of\nreplicas"
-    axes.text(0.33, 0.5, said, color=_WEIGHTS, va="center", fontsize=10)
-
-
-def _draw_rows(axes: Axes) -> None:
-    _draw_ends(axes)
-    for x in _PLACES:
-        _row(axes, (0.5, 0.71), (x, 0.23), 2)
-    axes.text(0.5, 0.56, "a row for each expert", ha="center", fontsize=10, bbox=_WHITE, zorder=3)
-
-
-def _draw_once(axes: Axes) -> None:
-    _draw_ends(axes)
-    axes.scatter(0.5, 0.3, s=70, color=_ROWS, edgecolor="black", zorder=3)
-    _row(axes, (0.5, 0.71), (0.5, 0.33), 2)
-    for x in _PLACES:
-        _row(axes, (0.5, 0.3), (x, 0.21), 1)
-    axes.text(0.5, 0.5, "the vector once", ha="center", fontsize=10, bbox=_WHITE, zorder=3)
-    axes.text(0.96, 0.29, "passed on", ha="right", fontsize=10)
-
-
-_WHITE = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"}
-
-
-def _draw_ends(axes: Axes) -> None:
-    axes.scatter(0.5, 0.74, s=70, color=_ROWS, edgecolor="black", zorder=3)
-    axes.text(0.5, 0.8, "a token's vector", ha="center", fontsize=10)
-    axes.scatter(_PLACES, (0.17,) * 4, s=70, marker="s", color=_HELD, edgecolor="black", zorder=3)
-    axes.text(0.5, 0.09, "4 of its 8 experts", ha="center", fontsize=10)
-
-
-def _row(axes: Axes, start: tuple[float, float], end: tuple[float, float], width: float) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": _ROWS, "lw": width})

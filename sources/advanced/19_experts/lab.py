@@ -34,8 +34,8 @@ from utils.lessons.lesson_19.workers import expert, send, tell
 # %% [markdown]
 # ## Exercise 1: who is dropped
 #
-# The lesson gave an expert's room to whoever came first: tokens at a sequence's end were dropped more often. Give it to the
-# rows that the router is surest of.
+# Where an expert has room for some rows alone, those who come first get it in the plainest implementation, and tokens at a
+# sequence's end are dropped more often. Give it to the rows that the router is surest of.
 #
 # **Spec.** `kept_rows(choice, probability, experts, capacity)` takes two tensors (T, k): the experts of each token, whole numbers
 # from 0, and their probabilities. It returns a tensor of bool of that shape, True where a row stays. Each expert keeps at

@@ -81,14 +81,16 @@ def dense(hidden: int, width: int) -> FeedForward:
     return FeedForward(TransformerConfig(hidden=hidden, heads=1, feedforward=width))
 
 
-def small_model(compute: Compute, k: int = 2, hidden: int = 32) -> Any:
-    """Two blocks in fp64, each with 8 experts and a shared one; the same on every rank."""
+def small_model(
+    compute: Compute, k: int = 2, hidden: int = 32, layer: type[Mixture] = Mixture
+) -> Any:
+    """Two blocks in fp64, each a `layer` with 8 experts and a shared one; the same on every rank."""
     torch.manual_seed(0)
     shape = TransformerConfig(vocabulary=64, hidden=hidden, layers=2, heads=4, feedforward=96)
     model: Any = Transformer(shape)
     model.init_weights(std=0.1)
     for block in model.blocks:
-        block.feedforward = Mixture(hidden, 48, 8, k, compute, shared=16)
+        block.feedforward = layer(hidden, 48, 8, k, compute, shared=16)
     return model.double()
 
 

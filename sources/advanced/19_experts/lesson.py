@@ -14,16 +14,17 @@
 # **The question.** Mixtral-8x7B has 47B parameters and uses 13B of them for a token. What does that save, and what does
 # it cost?
 #
-# **Promise.** You route tokens by hand, also on four ranks; predict what ranks hold and send; and balance a router.
+# **Promise.** You route tokens by hand, also on four ranks; choose to move weights or tokens; and balance a router.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 80 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
+# | 120, and 80 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
 #
 # ## A bet
 #
-# For a token Mixtral computes what a dense model of 13B computes. How many times its
-# [model states](../00_glossary.ipynb) (parameters, gradients and Adam's two moments, in bytes) does Mixtral need?
+# Eight GPUs train Qwen3-30B-A3B, with 4,096 tokens each. Either each gathers all experts' weights, layer by layer
+# ([FSDP](../intermediate/09_sharding.ipynb) alone); or it keeps an eighth of the experts, and tokens' vectors travel. How many times
+# as many bytes does it send with FSDP alone?
 
 # %%
 my_bet_times = 1.0
@@ -43,20 +44,20 @@ from functools import partial
 
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from utils.catalog import link
 from utils.fitting.model_configs import model_config
 from utils.lessons.lesson_19.at_size import qwen3_30b_a3b, qwen3_flops
 from utils.lessons.lesson_19.exchange import gathered_counts
-from utils.lessons.lesson_19.figures import draw_crossing, draw_exchange, draw_held_and_used, draw_load, draw_mesh
+from utils.lessons.lesson_19.figures import draw_dispatch, draw_exchange, draw_held_and_used, draw_load, draw_mesh
+from utils.lessons.lesson_19.figures_at_size import draw_choice, draw_crossing, draw_peaks, peak_parts
 from utils.lessons.lesson_19.layers import Biased, Mixture, dense, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.published import PARAMETERS
 from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes
-from utils.lessons.lesson_19.training import first_come, held_out, rows_sent, train, train_on_text
+from utils.lessons.lesson_19.tables import print_published, print_tokens
+from utils.lessons.lesson_19.training import held_out, rows_sent, train, train_on_text
 from utils.simulation.devices import simulated_device
-from utils.views.breakdown import draw_breakdown, predicted
 
 # %% [markdown]
 # ## 1. Held, and used
@@ -74,19 +75,20 @@ for name, config in CONFIGS.items():
     E, k = config.num_local_experts, config.num_experts_per_tok
     held = sum(p.numel() for p in model.parameters())
     experts = sum(p.numel() for at, p in model.named_parameters() if ".experts." in at)
-    models[name] = held / 1e9, (held - experts * (E - k) / E) / 1e9
+    models[name] = held / 1e9, (held - experts * (E - k) / E) / 1e9  # with the input embedding, which is read without a matmul
     print(f"{name:<14} {k} of {E:>3} experts: {models[name][0]:6.2f}B held, {models[name][1]:5.2f}B used;",
           "published: {:g}B and {:g}B ({})".format(*PARAMETERS[name]))
 
-# %%
+# %% jupyter={"source_hidden": true}
 show(draw_held_and_used(models),
-     alt="Billions of parameters used, and held: Mixtral 12.9 and 46.7, Qwen3-30B-A3B 3.4 and 30.5, DeepSeek-V3 37.6 and 671.")
+     alt="Billions of parameters: " + "; ".join(f"{name} uses {b:.1f} and holds {a:.1f}" for name, (a, b) in models.items()))
 held, used = models["Mixtral-8x7B"]
 print(f"model states at 16 bytes a parameter: {16 * held:.0f} GB, and {16 * used:.0f} GB of a dense model; "
-      f"{held / used:.1f} times as many, and your bet was {my_bet_times}")
+      f"{held / used:.1f} times as many")
 
 # %% [markdown]
-# **Read it.** **Arithmetic follows what is used, model states follow what is held**: Adam keeps moments for every expert.
+# **Read it.** **Arithmetic follows what is used; [model states](../00_glossary.ipynb) (parameters, gradients and Adam's moments)
+# follow what is held.**
 #
 # **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states have all ranks together, if nothing is
 # held twice?
@@ -99,8 +101,7 @@ check("19.states_gb", states_gb)
 # ## 2. Router, top-k, dispatch
 #
 # The router gives each token a probability for each expert. The token goes to the $k$ largest, and their outputs are
-# added, weighted by those probabilities, scaled to sum to 1. (DeepSeek-V3 scores by a sigmoid.) An expert is
-# the feed-forward layer of a Llama.
+# added, weighted by those probabilities, scaled to sum to 1. An expert is the feed-forward layer of a Llama.
 
 # %%
 def route(x, router, k, bias=0.0):  # the bias comes in section 4
@@ -117,10 +118,22 @@ def one_expert(rows, w_in, w_out):
 
 # %% [markdown]
 # A token's vector is copied $k$ times. These **rows** are sorted by expert, so that each expert has its rows in one piece. That is
-# *dispatch*. *Combine* brings the results back into the tokens' order, and adds the $k$ of each token:
+# *dispatch*. *Combine* brings the results back into the tokens' order, and adds the $k$ of each token. With five tokens:
+
+# %% jupyter={"source_hidden": true}
+five = torch.tensor([[1, 3], [0, 1], [3, 1], [2, 0], [1, 2]])  # the experts of each token
+order = five.flatten().argsort(stable=True)
+show(draw_dispatch(five, experts=4), alt=f"Ten rows by token, then sorted by expert, then by token again; places by expert: {order.tolist()}.")
+print("order: the row at each place by expert ", order.tolist())
+print("order // 2: that row's token           ", (order // 2).tolist())
+print("counts: rows of each expert            ", five.flatten().bincount(minlength=4).tolist())
+print("order.argsort(): where each row went   ", order.argsort().tolist())
+
+# %% [markdown]
+# For any number of tokens, with the experts' work between:
 
 # %%
-def by_expert(rows, counts, w_in, w_out):  # also for experts without rows: their gradients are 0, not missing
+def by_expert(rows, counts, w_in, w_out):  # on a GPU `F.grouped_mm` does these matmuls in one call
     return torch.cat([one_expert(part, a, b) for part, a, b in zip(rows.split(counts), w_in, w_out, strict=True)])
 
 
@@ -129,7 +142,7 @@ def combine(rows, weight):  # (tokens * k, H) in the tokens' order -> (tokens, H
 
 
 def dispatch_and_combine(x, choice, weight, w_in, w_out):
-    order = choice.flatten().argsort(stable=True)  # place i by expert was place order[i] by token
+    order = choice.flatten().argsort(stable=True)
     counts = choice.flatten().bincount(minlength=len(w_in)).tolist()
     rows = by_expert(x[order // choice.shape[1]], counts, w_in, w_out)
     return combine(rows[order.argsort()], weight)
@@ -141,22 +154,22 @@ def mixture(x, router, w_in, w_out, k, bias=0.0):
 
 # %% [markdown]
 # By definition every expert computes every token, times a weight that is mostly zero. Does dispatch give the same? (`Mixture` is a
-# module that holds the matrices and calls the function it is given. On a GPU `F.grouped_mm` does the loop's products in one call.)
+# module that holds the matrices and calls the function it is given.)
 
 # %%
-RANKS, H = 4, 32  # of section 3; channels
+RANKS, H = 4, 32  # ranks of section 3; numbers in a token's vector
 torch.manual_seed(0)
 layer, x = Mixture(hidden=H, width=48, experts=8, k=2, compute=mixture), torch.randn(200, H)
 choice, weight, _ = route(x, layer.router, 2)
 w_in, w_out = layer.experts.w_in, layer.experts.w_out
 defined = sum(((choice == e) * weight).sum(-1, keepdim=True) * one_expert(x, w_in[e], w_out[e]) for e in range(8))
 gap = ((layer(x) - defined).norm() / defined.norm()).item()
-print(f"dispatched: {gap:.0e} from the definition, in fp32")
+print("dispatched:", "equal bit for bit" if gap == 0 else f"{gap:.0e} from the definition", "in fp32")
 assert gap < 1e-6, "dispatch computes something else: fp32 rounds at 6e-8, and sums have few terms"
 
 # %% [markdown]
-# **Predict.** Beside a mixture ($E = 8$, $k = 2$, experts of width 512) stand a dense layer of width 1,024, which computes as much,
-# and one of width 4,096, which holds as many parameters. Which columns are alike?
+# **What does it save?** Beside a mixture ($E = 8$, $k = 2$, experts of width 512) stand a dense layer of width 1,024, which computes as
+# much, and one of width 4,096, which holds as many parameters:
 
 # %%
 layers = {"dense, the same FLOPs": dense(256, 1024), "8 experts, 2 a token": Mixture(256, 512, 8, 2, mixture),
@@ -169,14 +182,14 @@ for name, layer in layers.items():
           f"{kept / 2**20:5.1f} MiB kept for backward (measured)")
 
 # %% [markdown]
-# **Read it.** For backward the mixture keeps what the small layer keeps, and copies of each vector: $k$ as experts got it, $k$ as
-# they gave it. **At equal FLOPs a mixture costs model states and copies of vectors. At equal model states it saves FLOPs and
+# **Read it.** The mixture keeps what the small layer keeps, and copies of each vector: $k$ that experts get, $k$ that they
+# give. **At equal FLOPs a mixture costs model states and copies of vectors. At equal model states it saves FLOPs and
 # activations.**
 #
 # ## 3. Experts on four ranks
 #
-# **Expert parallelism (EP)**: each rank holds $E/4$ experts and reads its own tokens. Rows travel to their experts and back by an
-# all-to-all. Gradients go the same way:
+# **Expert parallelism (EP)**: the ranks of a group, eight in *EP 8*, share a layer's experts, and each reads its own tokens. Rows
+# travel to their experts and back by an [all-to-all](11_links.ipynb). Gradients take the same ways:
 
 # %%
 class Send(torch.autograd.Function):
@@ -195,31 +208,32 @@ class Send(torch.autograd.Function):
 
 
 # %% [markdown]
-# How many rows will come? Each rank first tells all others its counts, by an all-gather. (`gathered_counts` also stops all ranks if
-# a router gave NaN.) Rows are sorted twice, before and after they travel:
+# First each rank tells all others, by an all-gather, how many rows it has for each expert. Rows are sorted twice: by expert before
+# they travel, and again when all have come:
 
 # %%
-def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None, work=by_expert):
+def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
     choice, weight, p = route(x, router, k, bias)
     order, held, place = choice.flatten().argsort(stable=True), len(w_in), dist.get_rank(group)
-    everyone = gathered_counts(choice, p, held, group)  # (ranks, E): each rank's rows for each expert; a GPU's host waits here
-    mine = everyone[:, place * held : (place + 1) * held]  # (ranks, held): what each rank sends to each of my experts
-    out, into = everyone[place].view(-1, held).sum(1).tolist(), mine.sum(1).tolist()  # rows for each rank, and from each
-    rows = Send.apply(x[order // k], out, into, group)  # these lie by sender, and within a sender by expert
+    counts = gathered_counts(choice, p, held, group)  # (ranks, E): the rows of each rank for each expert
+    mine = counts[:, place * held : (place + 1) * held]  # (ranks, held): what each rank sends to each of my experts
+    out = counts[place].view(-1, held).sum(1).tolist()  # my rows for each rank: with tolist() the host waits for the GPU
+    into = mine.sum(1).tolist()  # rows that come from each rank
+    rows = Send.apply(x[order // k], out, into, group)  # they lie by sender, and within a sender by expert
     expert = torch.arange(held, device=mine.device).repeat(len(mine)).repeat_interleave(mine.flatten())  # of each row
     by = expert.argsort(stable=True)  # the second sort: all senders' rows for one expert in one piece
-    done = work(rows[by], mine.sum(0).tolist(), w_in, w_out)
+    done = by_expert(rows[by], mine.sum(0).tolist(), w_in, w_out)
     back = Send.apply(done[by.argsort()], into, out, group)
     return combine(back[order.argsort()], weight)
 
 
 # %% [markdown]
 # **The rule of gradients.** The loss is the mean over all ranks' tokens, equally many on each. All but the experts is on
-# every rank, and each rank has a part of its gradient: sum over the ranks, then divide by 4. An expert is on *one* rank and has
+# every rank, which has a part of its gradient: sum over the ranks, then divide by 4. An expert is on *one* rank and has
 # worked on all ranks' rows: its gradient is summed already, and is only divided by 4.
 #
-# The model has two blocks of 32 channels, with 8 experts of width 48 and a shared one. `keep_my_experts` leaves a rank its quarter of
-# the experts. `train` takes ten steps, each rank on its quarter of the batch, and returns losses over all tokens.
+# `keep_my_experts` leaves a rank `whole.chunk(4)[rank]` of each matrix of a small model's experts. `train` takes ten steps, each rank on
+# its quarter of the batch.
 
 # %%
 def by_the_rule(model):
@@ -229,18 +243,17 @@ def by_the_rule(model):
         p.grad /= dist.get_world_size()
 
 
-def on_ranks(exchange=mixture_on_ranks):
+def on_ranks():
     model = small_model(mixture)
-    keep_my_experts(model, dist.get_rank(), RANKS, exchange)
+    keep_my_experts(model, dist.get_rank(), RANKS, mixture_on_ranks)
     with traffic() as sent:
         losses = train(model, by_the_rule)
     return losses, experts_held(model), sum(row.payload_bytes for row in sent.rows if row.collective == "all-to-all")
 
 
 # %% [markdown]
-# **Predict the bytes.** Each of $R = 4$ ranks has $T = 32$ tokens. It puts in $kT$ rows of $h$ numbers, and sends back as
-# many as *came*, in forward and in backward. Over all ranks that makes $R \cdot 4 k T h$ numbers a layer and step, of 8 bytes in
-# fp64. There are two layers and 10 steps.
+# **Predict the bytes.** A rank with $T$ tokens puts in $kT$ rows of $h$ numbers, and sends back as many as *came*, in forward and in
+# backward. Over all $R$ ranks that makes $R \cdot 4 k T h$ numbers a layer and step.
 
 # %%
 def in_one_process(make=torch.optim.AdamW):
@@ -250,7 +263,8 @@ def in_one_process(make=torch.optim.AdamW):
 one = run_ranks(in_one_process, 1)[0]
 results = run_ranks(lambda: (*on_ranks(), rows_sent(mixture, route)), RANKS)
 gap = max(abs(a / b - 1) for a, b in zip(results[0][0], one, strict=True))
-sent, expected = sum(r[2] for r in results), RANKS * 4 * 2 * 32 * H * 8 * 2 * 10
+K, TOKENS, LAYERS, STEP_COUNT, FP64_BYTES = 2, 32, 2, 10, 8
+sent, expected = sum(r[2] for r in results), RANKS * 4 * K * TOKENS * H * LAYERS * STEP_COUNT * FP64_BYTES
 held, everything = results[0][1], experts_held(small_model(mixture))
 print(f"10 losses {gap:.0e} from one process, in fp64; a rank holds {held:,} of {everything:,} numbers of the experts")
 print(f"put into exchanges: {sent:,} bytes by all ranks, predicted {expected:,}")
@@ -262,6 +276,8 @@ first_step = results[0][3]
 show(draw_exchange(first_step, 32, 2),
      alt="Four ranks put rows in for four ranks that hold two experts each, and get as many back. Each rank puts in 64 rows: "
      + "; ".join(f"rank {r} gets {n}" for r, n in enumerate(first_step.sum(0).tolist())) + ".")
+print("rows of each rank (down) for each rank (across):")
+print(*(" ".join(f"{n:4}" for n in row) for row in first_step.tolist()), sep="\n")
 
 # %% [markdown]
 # **Read it.** Ranks put in equally many rows, and get unequally many. **Load** is a rank's rows over the mean rank's.
@@ -276,14 +292,14 @@ check("19.mb_an_exchange", mb_an_exchange)
 # %% [markdown]
 # ### With FSDP: experts have a group of their own
 #
-# Let two of four ranks share the experts: each expert has two *replicas*. FSDP shards experts over **their replicas**
-# and the rest over all ranks. It divides gradients by the size of its group, which is 2 for experts. The loss is a mean over 4, so
-# `set_gradient_divide_factor` must say 4.
+# Let two of four ranks share the experts: each expert has two *replicas*. FSDP then shards experts over **their replicas**
+# and the rest over all ranks. It divides gradients by the size of its group, which is 2 for experts. The loss is a mean over 4
+# ranks, so `set_gradient_divide_factor` must say 4.
 
 # %% jupyter={"source_hidden": true}
 show(draw_mesh(),
-     alt="Ranks 0 and 1 are replica 0, ranks 2 and 3 replica 1. Rows travel by all-to-all between ranks 0 and 1, and 2 and 3; the "
-     "experts' weights and gradients by FSDP between ranks 0 and 2, and 1 and 3; all else by FSDP over all four.")
+     alt="Rows travel by all-to-all between ranks 0 and 1, and 2 and 3; the experts' weights and gradients by FSDP between ranks 0 and 2, "
+     "and 1 and 3; all else by FSDP over all four. Each rank has its own batch.")
 
 # %%
 def with_fsdp(divide=True, make=torch.optim.AdamW):
@@ -307,49 +323,76 @@ print(f"2 expert ranks x 2 replicas: losses {gap:.0e} from one process; a rank k
 assert gap < 1e-12 and held == everything / RANKS, "each number of the experts once, on one of four ranks"
 
 # %% [markdown]
-# **Why not FSDP alone?** It gathers *all* experts of a layer on every rank. Here is what a rank then has of them in backward, beside
-# its share of the model states:
+# ### Weights, or rows?
+#
+# FSDP alone gathers a layer's experts on every rank, twice a step, and sums their gradients: the same bytes for any number of
+# tokens, which can move *while* the GPU computes. Rows grow with tokens, and here experts wait for them. (Backward recomputes
+# layers: a third more FLOPs, and six exchanges in place of four.) It also takes memory, for two layers' experts and gradients:
 
 # %%
+NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
+EXPERTS = 48 * 128 * 3 * 2048 * 768  # numbers in Qwen3-30B-A3B's experts: layers, experts, three matrices
+EXCHANGE = 48 * 8 * 4096 * 2048 * 2  # bytes of one exchange in every layer: k rows for each of 4,096 tokens, in bf16
+weights, rows = EXPERTS * (2 + 2 + 4) * 7 / 8, 6 * EXCHANGE * 7 / 8  # two gathers in bf16, one sum in fp32; an eighth stays here
+print(f"FSDP alone sends {weights / 1e9:.0f} GB a rank and step, EP 8 {rows / 1e9:.1f} GB with 4,096 tokens:",
+      f"{weights / rows:.1f} times as many; your bet was {my_bet_times}")
+
 for name, c in CONFIGS.items():
     width = getattr(c, "moe_intermediate_size", c.intermediate_size)
-    all_of_them = (2 + 2 + 2 + 4) * c.num_local_experts * 3 * c.hidden_size * width / 1e9  # two layers' weights, gradients, these in fp32
-    print(f"{name:<14} {all_of_them:6.1f} GB with FSDP alone, {all_of_them / 8:5.1f} GB with EP 8 (predicted)")
+    gathered = (2 + 2 + 2 + 4) * c.num_local_experts * 3 * c.hidden_size * width / 1e9  # two layers' weights, gradients, these in fp32
+    print(f"{name:<14} {gathered:6.1f} GB with FSDP alone, {gathered / 8:5.1f} GB with EP 8 (predicted)")
 
 # %% [markdown]
-# **Read it.** DeepSeek-V3's experts need more than an H100 has. (EP 8 means that 8 ranks share them.)
+# **Read it.** DeepSeek-V3's experts need more than an H100 has. Qwen3's fit, so time decides. Rows are faster where weights take
+# longer than compute and rows together:
+
+# %%
+SPEEDS = (70, 200, 400)  # TFLOP/s of a GPU while it computes
+compute = {speed: 4 / 3 * qwen3_flops() / speed / 1e12 for speed in SPEEDS}  # seconds of 4,096 tokens
+
+
+def tokens_below(weights, rows, near=0.0):  # seconds: of weights, of rows for 4,096 tokens, of rows that the other layout sends, too
+    hidden = [4096 * weights / (seconds + rows) for seconds in compute.values()]
+    return [*hidden, 4096 * weights / max(rows - near, 1e-9)]  # the last: weights that do not hide
+
+
+print_tokens("EP 8 is faster than FSDP alone", SPEEDS, {
+    f"NVLink at {NVLINK * s / 1e9:.0f} GB/s": tokens_below(weights / NVLINK / s, rows / NVLINK / s) for s in (0.5, 1, 2)})
+print_published()
+
+# %% jupyter={"source_hidden": true}
+each = {speed: seconds / 4096 for speed, seconds in compute.items()}
+show(draw_choice(each, rows / NVLINK / 4096, weights / NVLINK, tokens_below(weights / NVLINK, rows / NVLINK)[:-1]),
+     alt="Seconds for 1,000 tokens: EP 8 is level; FSDP alone falls with tokens, and crosses it at the numbers printed above.")
+
+# %% [markdown]
+# **Read it.** **With few tokens a rank, move rows; with many, move weights, if they hide.** Left of a circle weights take longer than
+# the rest of the step. Right of it they hide, and EP 8 adds its rows. Published steps contain waiting: compute alone is faster.
 #
 # ### Does it fit one node?
 #
-# **Qwen3-30B-A3B**, EP 8, 4,096 tokens a rank, fp32 model states. The worst load that there can be is 8: all rows come
-# to one rank, in every layer. *Simulated*: operations run without values, and every allocation is counted.
+# The worst load is 8: all rows come to one rank. *Simulated*: a run without values, of which every allocation is
+# counted.
 
 # %% jupyter={"source_hidden": true}
-kept, again, all_here = qwen3_30b_a3b(), qwen3_30b_a3b(layers_again=True), qwen3_30b_a3b(layers_again=True, load=8.0)
-inside = 48 * 8 * 4096 * 2 * 4 * 768  # bytes of gate, up and two tensors made of these, for each row
-part = {kind: size - inside * (kind == "activations") for kind, size in kept.breakdown.items()}
-bars, card = [kept, predicted("experts recomputed, load 1", part), again, all_here], simulated_device("H100").usable_bytes
-show(draw_breakdown(bars, title="Qwen3-30B-A3B: one of 8 H100 at its peak", limit=f"{card / 2**30:.1f} GiB"),
-     alt="; ".join(f"{bar.name}: {bar.breakdown.total_bytes / 2**30:.1f} GiB" for bar in bars))
-(exchanged,) = (row.payload_bytes for row in kept.traffic if row.collective == "all-to-all")  # k rows a token, four times
+runs = {"EP 8, all kept": qwen3_30b_a3b(), "EP 8, layers\nrecomputed": qwen3_30b_a3b(layers_again=True),
+        "the same,\nload 8": qwen3_30b_a3b(layers_again=True, load=8.0),
+        "FSDP alone, layers\nrecomputed": qwen3_30b_a3b(1, layers_again=True)}
+copies, inside = 48 * 8 * 4096 * 2 * 2048 * 2, 48 * 8 * 4096 * 4 * 768 * 2  # in and out; gate, up and two tensors made of these
+bars = {name: peak_parts(run.breakdown, copies, inside) for name, run in runs.items()}
+limit = simulated_device("H100").usable_bytes / 2**30
+show(draw_peaks(bars, limit), alt="; ".join(f"{name}: {sum(parts):.1f} GiB" for name, parts in bars.items()).replace("\n", " "))
+all_kept = bars["EP 8, all kept"]
+print(f"all kept but the inside of the experts: {sum(all_kept) - inside / 2**30:.1f} GiB (predicted)")
+print(f"all kept on 16 ranks, EP 16, with half of the states a rank: {sum(all_kept) - sum(all_kept[:2]) / 2:.1f} GiB (predicted)")
+for name in ("EP 8, all kept", "EP 8, layers\nrecomputed"):
+    (sends,) = (row.payload_bytes for row in runs[name].traffic if row.collective == "all-to-all")
+    print(f"{' '.join(name.split())}: {sends / EXCHANGE:.0f} exchanges a layer and step (simulated)")
 
 # %% [markdown]
-# **Read it.** With all kept one node is too small; with the experts alone recomputed there is no room left. **With whole layers
-# recomputed any load fits**, because the rows of one layer at a time are alive. (Load still costs time: section 4.) What is wrapped
-# decides whether rows travel again:
-
-# %%
-WRAPPED = {"experts alone": partial(mixture_on_ranks, work=partial(checkpoint, by_expert, use_reentrant=False)),
-           "the whole layer": partial(checkpoint, mixture_on_ranks, use_reentrant=False)}
-found = run_ranks(lambda: {name: on_ranks(exchange) for name, exchange in WRAPPED.items()}, RANKS)
-for name in WRAPPED:
-    gap = max(abs(a / b - 1) for a, b in zip(found[0][name][0], one, strict=True))
-    print(f"recomputed {name:<16} losses {gap:.0e} from one process; exchanged {sum(r[name][2] for r in found) / sent:.1f} times the bytes")
-    assert gap < 1e-12, "what is computed again is the same"
-
-# %% [markdown]
-# **Read it.** transformers recomputes whole layers, so rows travel six times in place of four. torchtitan's selective checkpointing
-# keeps what came.
+# **Read it.** With all kept one node is too small. To recompute the inside of the experts alone is not enough: copies of
+# vectors stay. **With whole layers recomputed any load fits**: one layer's rows at a time are alive. transformers does that, with two more
+# exchanges. torchtitan's [selective checkpointing](../intermediate/05_checkpointing.ipynb) keeps what came.
 #
 # ## 4. Balance
 #
@@ -364,10 +407,12 @@ def auxiliary_loss(p, load):
 
 
 class Steered(Biased):  # a mixture with a `bias` of the choice: a buffer, so saved, and without a gradient
+    whose = staticmethod(lambda load: load)  # the tokens that the loss counts: here a rank's own
+
     def forward(self, x):
         choice, _, p = route(x.flatten(0, -2), self.router, self.k, self.bias)
         self.load = choice.flatten().bincount(minlength=p.shape[1])
-        self.auxiliary = auxiliary_loss(p, self.load)
+        self.auxiliary = auxiliary_loss(p, self.whose(self.load))
         return super().forward(x)  # routes once more: the same choice
 
 
@@ -378,21 +423,50 @@ def added_loss(way, layer):  # 0.01, and 0.004 below, were not varied
 
 def after_step(way, layer):
     if way == "bias":
+        # On several ranks: by all ranks' rows, or biases drift apart.
         layer.bias += 0.004 * (layer.load.float().mean() - layer.load).sign()
 
 
-WAYS, SEEDS = ("left alone", "auxiliary loss", "bias"), range(2)
+WAYS, SEEDS = ("left alone", "auxiliary loss", "bias"), range(5)
 trained = {way: [train_on_text(partial(Steered, 64, 64, 8, 2, mixture), partial(added_loss, way), partial(after_step, way), seed)
                  for seed in SEEDS] for way in WAYS}  # 70 steps of 8 x 64 bytes of Python's own library, one block
 show(draw_load({way: [loads for _, loads in runs] for way, runs in trained.items()}),
      alt="Rows of the busiest expert, and rank, over the mean, by step: soon near the worst; left alone they fall less than with a cure.")
+for way, found in trained.items():
+    late = torch.stack([loads[-20:].view(20, RANKS, 2).sum(-1).amax(-1) / loads[0].sum() * RANKS for _, loads in found]).mean(1)
+    loss = torch.tensor([held_out(model) for model, _ in found])
+    print(f"{way:<15} last 20 steps, busiest rank: load {late.mean():.2f} ({late.min():.2f} to {late.max():.2f}), the mean rank waits",
+          f"{1 - 1 / late.mean():.0%} of the experts' time; loss on unseen text {loss.mean():.2f} ({loss.min():.2f} to {loss.max():.2f})")
 
 # %% [markdown]
-# **Read it.** At first nearly every token chooses the same two experts. Then both cures bring the load down further. A rank that holds
-# one of the two favourites has load 2, and one that held both would have load 4. The mean rank waits $1 - 1/\text{load}$ of the
-# experts' time: a third at load 1.5. On several ranks the bias must follow *all* ranks' rows, by an all-reduce of $E$ numbers, or
-# biases drift apart.
+# **Read it.** At first nearly every token chooses the same two experts: they have load 4, a rank with one of them 2, with both 4.
+# Both cures bring load down, and losses stay within the seeds' spread. The mean rank waits $1 - 1/\text{load}$ of the experts' time.
 #
+# **Whose tokens?** A rank's own tokens may all be code, and need the same experts. So Qwen3 balances the
+# [whole batch](https://arxiv.org/abs/2501.11873). Then $f_e$ is the same on all ranks, and the mean of their losses is one process's:
+
+# %%
+def all_ranks(load):
+    dist.all_reduce(total := load.clone())  # counts have no gradient
+    return total
+
+
+def balanced(whose):
+    model = small_model(mixture, layer=Steered)
+    for block in model.blocks:
+        block.feedforward.whose = whose
+    if dist.get_world_size() > 1:
+        keep_my_experts(model, dist.get_rank(), RANKS, mixture_on_ranks)
+    return train(model, by_the_rule, added_loss=lambda model: 0.3 * sum(block.feedforward.auxiliary for block in model.blocks))
+
+
+alone = run_ranks(balanced, 1, all_ranks)[0]
+for name, whose in (("all ranks' tokens", all_ranks), ("a rank's own tokens", Steered.whose)):
+    gap = max(abs(a / b - 1) for a, b in zip(run_ranks(balanced, RANKS, whose)[0], alone, strict=True))
+    print(f"balance of {name:<20} ten losses {gap:.0e} from one process with the whole batch")
+    assert (gap < 1e-12) == (whose is all_ranks), "a product of means is no mean of products"
+
+# %% [markdown]
 # **One loss for each layer.** Some libraries pool all layers' rows in one loss. Let four layers each send *every* token to two
 # experts of their own:
 
@@ -409,65 +483,42 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
     assert (gradient < 1e-6) == (loss is pooled), "pooled shares are even, so nothing moves; a layer's own are not"
 
 # %% [markdown]
-# **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing, whatever its coefficient. The last
-# cell adds a loss for each layer.
+# **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing, whatever its coefficient.
 #
-# **Capacity.** Some implementations give each expert room for a multiple of the mean and **drop** rows beyond. Others are
-# *dropless*, as here. Let room be 1.25 times the mean, on unseen text:
-
-# %% jupyter={"source_hidden": true}
-def with_room(capacity, dropped, x, router, w_in, w_out, k, bias):
-    choice, weight, _ = route(x, router, k, bias)
-    kept = first_come(choice, len(w_in), capacity * choice.numel() / len(w_in))  # (T, k): does the row find room?
-    dropped.append(1 - kept.float().mean().item())
-    return dispatch_and_combine(x, choice, weight * kept, w_in, w_out)
-
-
-for way, runs in trained.items():
-    dropped = []
-    more = [held_out(model, partial(with_room, 1.25, dropped)) - held_out(model) for model, _ in runs]
-    print(f"{way:<15} {sum(dropped) / 2:3.0%} of rows dropped, loss +{sum(more) / 2:.2f} (means of two seeds)")
-
-# %% [markdown]
-# **Read it.** Where room is limited, load is lost rows.
+# **Capacity.** Some implementations give each expert room for a multiple of the mean and **drop** rows beyond; *dropless* ones,
+# as here, wait.
 #
 # ## 5. Inside a node, or across nodes?
 #
-# Take Qwen3-30B-A3B to two nodes of 8 H100. With EP 8 weights and gradients of two replicas cross between nodes, with
-# EP 16 rows do. A plain all-to-all sends a row for each of a token's 8 experts, of which 4 are in the other node. A *dispatcher*
-# such as DeepEP sends the vector **once per node**, and a rank there passes it on.
+# On two nodes of 8 H100, EP 8 moves two replicas' weights between nodes, EP 16 moves rows. A plain all-to-all sends a row
+# for each of a token's 8 experts, of which 4 are in the other node. A *dispatcher* such as DeepEP sends the vector **once per node**,
+# and a rank there passes it on. On the way back the node adds its experts' outputs first, so a token's weights travel with it.
 
-# %%
-NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
-weights = 48 * 128 * 3 * 2048 * 768 / 16 * (2 + 2 + 4)  # half of the experts of two replicas: two gathers in bf16, one sum in fp32
-LAYOUTS = {"EP 8": (exchanged * 7 / 8, 0, weights), "EP 16, plain all-to-all": (exchanged * 7 / 16, exchanged / 2, 0),
-           "EP 16, once per node": (exchanged * 7 / 8, exchanged / 8, 0)}  # bytes of rows inside, rows across, weights across
-show(draw_crossing({name: tuple(size / 1e9 for size in sizes) for name, sizes in LAYOUTS.items()}, NDR / 1e9),
+# %% jupyter={"source_hidden": true}
+half, six = EXPERTS / 16 * (2 + 2 + 4), 6 * EXCHANGE  # a rank has half of its experts, and its replica the other half
+LAYOUTS = {"EP 8": (six * 7 / 8, 0, half), "EP 16, plain all-to-all": (six * 7 / 16, six / 2, 0),
+           "EP 16, once per node": (six * 7 / 8, six / 8, 0)}  # bytes of rows inside, rows across, weights across
+show(draw_crossing({name: tuple(size / 1e9 for size in sizes) for name, sizes in LAYOUTS.items()}, NVLINK / 1e9, NDR / 1e9),
      alt="; ".join(f"{name}: {b / 1e9:.1f} GB of rows and {c / 1e9:.1f} of weights cross" for name, (_, b, c) in LAYOUTS.items()))
 
-# %% [markdown]
-# Weights are the same bytes for any number of tokens, and FSDP can move them *while* products run. Rows grow with tokens, and
-# products wait for them. So EP 16 wins where a rank has too few tokens to hide the weights:
-
 # %%
-near, plain, once = (max(inside / NVLINK, across / NDR) for inside, across, _ in LAYOUTS.values())  # seconds; networks work at once
-print(f"a rank sends {NVLINK / 1e9:.0f} GB/s in its node and {NDR / 1e9:.0f} across (sustained, published); load 1, four exchanges a layer")
-print("predicted: EP 16 is faster than EP 8 with fewer tokens a rank than")
-for speed in (100, 200, 400):
-    least = [4096 * weights / NDR / (qwen3_flops() / speed / 1e12 + rows) for rows in (plain, once)]
-    print(f"  {speed} TFLOP/s, weights hidden:    plain {least[0]:7,.0f}   once per node {least[1]:7,.0f}")
-least = [4096 * weights / NDR / (rows - near) for rows in (plain, once)]
-print(f"  any speed, weights not hidden: plain {least[0]:7,.0f}   once per node {least[1]:7,.0f}")
+table = {}
+for name in list(LAYOUTS)[1:]:
+    for s in (0.5, 1, 2):
+        near, far = (max(LAYOUTS[n][0] / NVLINK, LAYOUTS[n][1] / NDR / s) for n in ("EP 8", name))  # both networks work at once
+        table[f"{name[7:]}, InfiniBand at {NDR * s / 1e9:.0f} GB/s"] = tokens_below(half / NDR / s, far, near)
+print_tokens("EP 16 is faster than EP 8", SPEEDS, table)
 
 # %% [markdown]
-# **Read it.** **With more tokens a rank than that, stay in the node; with fewer, spread the experts.** If weights are not hidden, a
-# dispatcher wins at any usual length. They are not hidden by themselves: the host waits for counts in each layer, so FSDP starts the
-# next gather late, unless it is told what to prefetch, as in the last cell. EP 16 has fewer experts a rank, so expect more load.
+# **Read it.** **With more tokens a rank than that, stay in the node; with fewer, spread the experts.** If weights do not hide, a
+# dispatcher wins at usual sizes. They do not hide by themselves: the host waits for each layer's counts, and FSDP starts the
+# next gather late, unless it is told what to prefetch (the last cell's PyTorch lines do). Rows can hide, too, behind another
+# micro-batch (DeepSeek-V3) or the shared expert (Megatron).
 #
 # ## Break it, diagnose it
 #
-# The experts' gradients are averaged over the wrong group, all ranks; or over the right one, the replicas, by the wrong divisor, as
-# FSDP was not told to divide by 4.
+# Experts' gradients are averaged over the wrong group, all ranks; or over their replicas, by the wrong divisor, as FSDP was not
+# told to divide by 4.
 
 # %%
 def over_all_ranks(model):
@@ -495,15 +546,16 @@ for (make, fault), losses in found.items():
 
 # %% [markdown]
 # **Diagnose it.** First losses are right: no gradient is in them. In the wrong group an expert learns from other experts'
-# rows. With the wrong divisor gradients are twice too large, and AdamW, which divides by their size, nearly hides it. Compare
+# rows. With the wrong divisor gradients are twice too large, which AdamW, dividing by their size, nearly hides. Compare
 # *gradients* with one process.
 #
 # ## Recap
 #
-# - Arithmetic and activations follow the $k$ experts that a token uses; model states follow all $E$.
-# - Expert parallelism moves rows: a mean rank puts in $4kTh$ numbers a layer and step, whatever $E$ is.
-# - Experts' gradients are summed already: their group is their replicas, their divisor is the number of all ranks.
-# - Imbalance is waiting, dropped rows, or one rank's memory. Count it by ranks, and cure it in each layer.
+# - Arithmetic follows the $k$ experts that a token uses, model states all $E$.
+# - FSDP moves weights, the same bytes for any number of tokens. Expert parallelism moves rows: a mean rank puts in $4kTh$ numbers a
+#   layer and step, $6kTh$ with layers recomputed.
+# - Experts' gradients are summed already: their group is their replicas, their divisor the number of all ranks.
+# - Count load by ranks; cure it in each layer, over the whole batch.
 #
 # Do the [lab](../../labs/advanced/19_experts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/19_experts.ipynb).
@@ -515,13 +567,12 @@ for (make, fault), losses in found.items():
 # %% [markdown]
 # ## On Monday
 #
-# Train Qwen3-30B-A3B on one node of 8 H100 with transformers (5.23 here), layers recomputed as in section 3, under
-# `torchrun --nproc-per-node 8`:
+# Train Qwen3-30B-A3B on one node of 8 H100 with transformers (5.23 here), layers recomputed, under `torchrun --nproc-per-node 8`:
 #
 # ```python
 # # Before: name = "Qwen/Qwen3-30B-A3B"; batches of this rank, token numbers (1, 4096); a folder that all nodes see;
-# # ep_size = 8, the ranks of a node; world_size = int(os.environ["WORLD_SIZE"]), a multiple of ep_size. world_size is at most the
-# # number of experts: this library splits dimension 0, and further replicas would hold nothing.
+# # ep_size = 8, the ranks of a node; world_size = int(os.environ["WORLD_SIZE"]), a multiple of ep_size, and at most
+# # the number of experts: this library splits dimension 0, and further replicas would hold nothing.
 # import torch
 # import torch.distributed as dist
 # from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -529,11 +580,11 @@ for (make, fault), losses in found.items():
 # from transformers.distributed import DistributedConfig
 # from transformers.distributed.checkpoint import save_optimizer_distributed
 #
-# layout = DistributedConfig(fsdp_size=world_size, ep_size=ep_size, fsdp_mixed_precision=True)  # computes in bf16, sums in fp32
-# model = AutoModelForCausalLM.from_pretrained(name, distributed_config=layout, dtype=torch.float32)  # else bf16 rounds updates away
+# layout = DistributedConfig(fsdp_size=world_size, ep_size=ep_size, fsdp_mixed_precision=True)  # computes in bf16
+# model = AutoModelForCausalLM.from_pretrained(name, distributed_config=layout, dtype=torch.float32)
 # model.train()  # from_pretrained leaves evaluation mode, and there nothing is recomputed
 # model.activation_checkpointing_enable()  # whole layers
-# model.router_aux_loss_coef = 0.0  # its own loss pools all layers; model.config is no longer read once the model is made
+# model.router_aux_loss_coef = 0.0  # its own loss pools all layers; model.config is no longer read
 # meshes, k = {}, model.config.num_experts_per_tok
 # for p in model.parameters():  # experts lie on a mesh of their own, and a norm or a fused step is of one mesh
 #     meshes.setdefault(p.device_mesh, []).append(p)
@@ -542,68 +593,95 @@ for (make, fault), losses in found.items():
 #
 # for batch in batches:
 #     out = model(input_ids=batch, labels=batch, output_router_logits=True)
-#     rows = torch.stack([r.topk(k).indices.flatten().bincount(minlength=r.shape[-1]) for r in out.router_logits])  # (layers, E)
+#     rows = torch.stack([r.topk(k).indices.flatten().bincount(minlength=r.shape[-1]) for r in out.router_logits])
+#     everyone = rows.new_empty(world_size * len(rows), rows.shape[1])  # rows of each rank and layer for each expert
+#     dist.all_gather_into_tensor(everyone, rows)
+#     total = everyone.view(-1, *rows.shape).sum(0)  # (layers, experts): the whole batch's, as in section 4
 #     likely = torch.stack([r.float().softmax(-1).mean(0) for r in out.router_logits])
-#     balance = rows.shape[1] * (rows / rows.sum(1, keepdim=True) * likely).sum()  # section 4's loss, for each layer; own tokens
+#     balance = rows.shape[1] * (total / total.sum(1, keepdim=True) * likely).sum()
 #     (out.loss + 0.001 * balance).backward()
 #     norm = torch.stack([get_total_norm([p.grad for p in part]).full_tensor() for part in meshes.values()]).norm()
 #     for part in meshes.values():
 #         clip_grads_with_norm_(part, 1.0, norm)
 #     optimizer.step()
 #     optimizer.zero_grad()
-#     everyone = rows.new_empty(world_size * len(rows), rows.shape[1])  # rows of each rank and layer for each expert
-#     dist.all_gather_into_tensor(everyone, rows)
-#     by_rank = everyone.view(-1, ep_size, len(rows), ep_size, rows.shape[1] // ep_size).sum((1, 4))  # (groups, layers, EP ranks)
-#     load = by_rank.amax(-1) / by_rank.float().mean(-1)
+#     by_rank = everyone.view(-1, ep_size, len(rows), ep_size, rows.shape[1] // ep_size).sum((1, 4))
+#     load = by_rank.amax(-1) / by_rank.float().mean(-1)  # (groups, layers)
 #     if dist.get_rank() == 0:
-#         print(f"busiest EP rank over the mean: {load.mean():.2f} over layers, {load.max():.2f} in the worst layer")
+#         print(f"busiest EP rank over the mean: {load.mean():.2f}, in the worst layer {load.max():.2f}")
 #
-# model.save_pretrained(folder, distributed_checkpoint=True)  # each rank saves its part; from_pretrained, as above, reads it
+# model.save_pretrained(folder, distributed_checkpoint=True)  # from_pretrained, as above, reads it
 # save_optimizer_distributed(model, optimizer, f"{folder}/optimizer")  # load_optimizer_distributed reads it
 # ```
 #
-# **Look at** the mean load: experts take that many times as long as even ones. If that costs too much, raise 0.001. On four CPU
-# ranks, ten steps with SGD in fp32 give one process's parameters, to rounding, and what is saved reloads equal.
+# **Look at** the mean load: experts take that many times as long as at load 1. If that costs too much, raise 0.001. On four CPU
+# ranks ten steps with SGD in fp32 end at the parameters of one process with the whole batch, to rounding, and what is saved reloads
+# equal. Across nodes, Megatron's dispatcher is `--moe-token-dispatcher-type flex --moe-enable-deepep`.
 #
 # In plain PyTorch, with layers that exchange rows as in section 3:
 #
 # ```python
-# # Before: device = torch.device("cuda"); `model` with `layers`, each with `experts` that hold this rank's share and exchange rows over
-# # mesh["experts"]; world_size ranks, expert_ranks of which share the experts; a loss that is the mean of the rank's own batch.
+# # Before: device = torch.device("cuda"); `model` with `layers`, each with `experts` that hold this rank's share and
+# # exchange rows over mesh["experts"]; world_size ranks, expert_ranks of which share the experts; batches of this rank;
+# # loss_of(model, batch), the mean over a batch; a folder that all nodes see.
 # import torch
 # import torch.distributed as dist
-# from torch.distributed.device_mesh import init_device_mesh
-# from torch.distributed.fsdp import fully_shard
-# from torch.distributed.tensor import Shard
+# import torch.distributed.checkpoint as dcp
+# from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+# from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+# from torch.distributed.tensor import DTensor, Shard
 # from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 #
 # replicas = world_size // expert_ranks
 # mesh = init_device_mesh(device.type, (replicas, expert_ranks), mesh_dim_names=("replicas", "experts"))
 # whole = init_device_mesh(device.type, (world_size,))
+# low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # so rows travel in bf16
 # for layer in model.layers:
-#     # FSDP splits experts over their replicas. With more replicas than experts it splits dimension 1, which they must divide.
-#     few = replicas > next(layer.experts.parameters()).shape[0]
-#     fully_shard(layer.experts, mesh=mesh["replicas"], shard_placement_fn=(lambda p: Shard(1)) if few else None)
-#     layer.experts.set_gradient_divide_factor(world_size)  # with one replica, too; but sum in bf16 or fp32, as fp16 is divided twice
-#     # Sums first and divides after: dividing on the way, NCCL gives 0 in bf16 for powers of two up to PyTorch 2.13 (issue 190745).
-#     layer.experts.set_force_sum_reduction_for_comms(replicas > 1)
-#     fully_shard(layer, mesh=whole)
-# fully_shard(model, mesh=whole)
-# for layer, following in zip(model.layers, list(model.layers)[1:]):  # else the host's wait for counts delays each gather
+#     # Replicas split the experts. Where there are more replicas than experts they split dimension 1.
+#     split = Shard(0 if replicas <= next(layer.experts.parameters()).shape[0] else 1)
+#     fully_shard(layer.experts, mesh=mesh["replicas"], mp_policy=low, shard_placement_fn=lambda p, split=split: split)
+#     layer.experts.set_gradient_divide_factor(world_size)  # with one replica, too
+#     layer.experts.set_force_sum_reduction_for_comms(replicas > 1)  # sum, then divide: gloo does not scale while it sums
+#     fully_shard(layer, mesh=whole, mp_policy=low)
+# fully_shard(model, mesh=whole, mp_policy=low)
+# for layer, following in zip(model.layers, list(model.layers)[1:]):  # else the wait for counts delays each gather
 #     layer.set_modules_to_forward_prefetch([following, following.experts])
 #     following.set_modules_to_backward_prefetch([layer, layer.experts])
+# experts = [p for layer in model.layers for p in layer.experts.parameters()]
+# of_experts = {id(p) for p in experts}
+# rest = [p for p in model.parameters() if id(p) not in of_experts]
+# optimizer = torch.optim.AdamW([{"params": experts}, {"params": rest}], lr=1e-5, fused=True)
 #
 #
 # def clip(limit):  # after backward
-#     experts = [p for layer in model.layers for p in layer.experts.parameters()]
-#     of_experts = {id(p) for p in experts}
-#     rest = [p for p in model.parameters() if id(p) not in of_experts]
 #     squares = get_total_norm([p.grad for p in experts]).full_tensor() ** 2  # of this rank's experts, over their replicas
 #     dist.all_reduce(squares, group=mesh.get_group("experts"))  # and of the other ranks' experts
 #     norm = (squares + get_total_norm([p.grad for p in rest]).full_tensor() ** 2).sqrt()
 #     for part in (experts, rest):
 #         clip_grads_with_norm_(part, limit, norm)
 #     return norm
+#
+#
+# # FSDP's tensors know their replicas. Saved so, all expert ranks' experts have one name, and all but one rank's are lost.
+# owners = DeviceMesh(device.type, mesh.mesh.T, mesh_dim_names=("experts", "replicas"))
+#
+#
+# def state():  # what to save, or to load into; the optimizer has a state after its first step
+#     found = {}
+#     for name, p in model.named_parameters():
+#         for key, part in {"parameter": p.detach(), **optimizer.state[p]}.items():
+#             if id(p) in of_experts and isinstance(part, DTensor):
+#                 part = DTensor.from_local(part.to_local(), owners, [Shard(0), *part.placements])
+#             found[f"{name}.{key}"] = part
+#     return found
+#
+#
+# for batch in batches:
+#     loss_of(model, batch).backward()
+#     clip(1.0)
+#     optimizer.step()
+#     optimizer.zero_grad()
+# dcp.save(state(), checkpoint_id=folder)  # dcp.load(state(), checkpoint_id=folder) fills the same tensors
 # ```
 #
-# **Look at** an expert's gradient beside one process's, in fp32: equal to rounding.
+# **Look at** an expert's gradient beside one process's, in fp32: equal to rounding. And load what you saved: equal on every rank.

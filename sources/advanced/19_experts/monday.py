@@ -10,9 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
 
 from utils.lessons.blocks import run_block
-from utils.ranks import run_ranks
+from utils.ranks import run_ranks, traffic
 
 from .workers import expert
 
@@ -41,10 +44,24 @@ def block_1(text: str) -> None:
         # In groups of two, experts have replicas as well.
         gaps = run_ranks(_ten_steps, 4, text, folder, 2, timeout_seconds=300.0)
         assert max(gaps) < 1e-4, f"ten steps of SGD in fp32 are {max(gaps):.0e} from one process"
+        own = _put(text, "(total / total.sum(1,", "(rows / rows.sum(1,")
+        gaps = run_ranks(_ten_steps, 4, own, folder, 2, timeout_seconds=300.0)
+        assert max(gaps) > 1e-3, "balance of a rank's own tokens passes for that of the whole batch"
+
+
+def _put(text: str, told: str, said: str) -> str:
+    assert text.count(told) == 1, f"the page's lines no longer say {told!r} once"
+    return text.replace(told, said)
 
 
 def block_2(text: str) -> None:
-    """FSDP over replicas, two or one, also of one expert: one process's gradients, each number on one of four ranks."""
+    """FSDP over replicas, two or one, also of one expert: one process's gradients, each number on one of four ranks.
+
+    As it stands its rows are bf16, and what it saved loads equal, which FSDP's own tensors do not.
+    """
+    exact = _put(
+        text, "(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)", "()  # as the test says"
+    )
     # In fp64 FSDP divides a group of one twice, before and after the reduction that it leaves out.
     for experts, expert_ranks, dtype, near in (
         (8, 2, torch.float64, 1e-9),
@@ -52,11 +69,17 @@ def block_2(text: str) -> None:
         (8, 4, torch.float32, 1e-5),
         (2, 2, torch.float64, 1e-9),
     ):
-        for report in run_ranks(_by_fsdp, 4, text, experts, expert_ranks, dtype):
+        for report in run_ranks(_by_fsdp, 4, exact, experts, expert_ranks, dtype):
             assert report.gap < near, f"gradients are {report.gap:.0e} from those of one process"
             assert report.held * 4 == report.whole, "an expert's number lies on more than one rank"
             assert abs(report.norm / report.right_norm - 1) < 1e-4, "the norm leaves experts out"
             assert abs(report.clipped - 0.01) < 1e-4, "gradients are not clipped to the limit"
+    for experts, expert_ranks in ((8, 2), (8, 4), (2, 2)):
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_ranks(_saved_by_fsdp, 4, text, experts, expert_ranks, folder)
+        assert {report.rows for report in found} == {("bfloat16",)}, "rows travel in another dtype"
+        assert all(report.reloads for report in found), "what was saved loads as something else"
+        assert not all(report.by_name for report in found), "the page says that experts are lost"
 
 
 def _save_small_mixture(folder: str) -> None:
@@ -102,18 +125,15 @@ def _alone(folder: str) -> SimpleNamespace:
 
 
 def _mean_loss(model: Any, step: int, coefficient: float) -> Tensor:
-    """Of the four ranks' batches, each with the loss of balance of its own tokens in every layer."""
-    losses = []
-    for batch in (_batch(rank, step) for rank in range(4)):
-        out = model(input_ids=batch, labels=batch, output_router_logits=True)
-        losses.append(out.loss)
-        for logits in out.router_logits:
-            rows = logits.topk(2).indices.flatten().bincount(minlength=EXPERTS)
-            share = rows / rows.sum()
-            losses[-1] = (
-                losses[-1] + coefficient * EXPERTS * (share * logits.softmax(-1).mean(0)).sum()
-            )
-    return torch.stack(losses).mean()
+    """Of the four ranks' batches together, with the loss of balance of all their tokens in every layer."""
+    batches = [_batch(rank, step) for rank in range(4)]
+    outs = [model(input_ids=b, labels=b, output_router_logits=True) for b in batches]
+    loss = torch.stack([out.loss for out in outs]).mean()
+    for of_a_layer in zip(*(out.router_logits for out in outs), strict=True):
+        logits = torch.cat(of_a_layer)
+        rows = logits.topk(2).indices.flatten().bincount(minlength=EXPERTS)
+        loss = loss + coefficient * EXPERTS * (rows / rows.sum() * logits.softmax(-1).mean(0)).sum()
+    return loss
 
 
 def _ten_steps(text: str, name: str, ep_size: int) -> float:
@@ -126,8 +146,7 @@ def _ten_steps(text: str, name: str, ep_size: int) -> float:
         ("lr=1e-5, fused=True", "lr=0.1"),
         ("0.001 * balance", "0.3 * balance"),
     ):
-        assert text.count(told) == 1, f"the page's lines no longer say {told!r} once"
-        text = text.replace(told, said)
+        text = _put(text, told, said)
     batches = [_batch(dist.get_rank(), step) for step in range(10)]
     folder = f"{name}/ten_{ep_size}"
     made = run_block(text, name=name, world_size=4, ep_size=ep_size, batches=batches, folder=folder)
@@ -269,9 +288,7 @@ def _by_fsdp(text: str, experts: int, expert_ranks: int, dtype: torch.dtype) -> 
     right_layers: list[Any] = list(alone.layers)
     for layer in layers:
         layer.experts.keep(rank % expert_ranks, expert_ranks)
-    made = run_block(
-        text, model=model, device=torch.device("cpu"), world_size=4, expert_ranks=expert_ranks
-    )
+    made = _run(text, model, expert_ranks, batches=[], folder="")
     for layer in layers:
         layer.experts.group = made["mesh"].get_group("experts")
     x = torch.randn(4, TOKENS, HIDDEN, dtype=dtype, generator=torch.Generator().manual_seed(1))
@@ -293,3 +310,53 @@ def _by_fsdp(text: str, experts: int, expert_ranks: int, dtype: torch.dtype) -> 
         norm=made["clip"](0.01).item(),
         clipped=made["clip"](1.0).item(),
     )
+
+
+def _run(text: str, model: Any, expert_ranks: int, **names: Any) -> dict[str, Any]:
+    """The page's lines; without batches nothing is trained, and nothing is saved."""
+    if not names["batches"]:
+        text = _put(text, "dcp.save(state(), checkpoint_id=folder)", "")
+    return run_block(
+        text,
+        model=model,
+        device=torch.device("cpu"),
+        world_size=4,
+        expert_ranks=expert_ranks,
+        loss_of=lambda model, batch: model(batch).float().square().mean(),
+        **names,
+    )
+
+
+def _saved_by_fsdp(text: str, experts: int, expert_ranks: int, folder: str) -> SimpleNamespace:
+    """Two steps; the exchanges' dtypes, and whether what is loaded is what was saved, as the page saves and by name."""
+    torch.manual_seed(0)
+    model: Any = _Stack(experts)
+    mesh = init_device_mesh(
+        "cpu", (4 // expert_ranks, expert_ranks), mesh_dim_names=("replicas", "experts")
+    )
+    rank = dist.get_rank()
+    for layer in model.layers:
+        layer.experts.keep(rank % expert_ranks, expert_ranks)
+        layer.experts.group = mesh.get_group("experts")
+    draw = torch.Generator().manual_seed(rank)
+    batches = [torch.randn(TOKENS, HIDDEN, generator=draw) for _ in range(2)]
+    with traffic() as sent:
+        made = _run(text, model, expert_ranks, batches=batches, folder=folder)
+    rows = {row.dtype for row in sent.rows if row.collective == "all-to-all"}
+    by_name = {name: p.detach() for name, p in model.named_parameters()}
+    save(by_name, checkpoint_id=f"{folder}/by_name")
+    return SimpleNamespace(
+        rows=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in rows)),
+        reloads=_loads_equal(made["state"](), folder),
+        by_name=_loads_equal(by_name, f"{folder}/by_name"),
+    )
+
+
+def _loads_equal(state: dict[str, Any], folder: str) -> bool:
+    """Whether tensors that are set to 0 and loaded are what they were; they keep what is loaded."""
+    local = {name: getattr(part, "_local_tensor", part) for name, part in state.items()}
+    before = {name: part.clone() for name, part in local.items()}
+    for part in local.values():
+        part.zero_()
+    load(state, checkpoint_id=folder)
+    return all(torch.equal(part, before[name]) for name, part in local.items())

@@ -8,3 +8,11 @@ PARAMETERS = {
     "Qwen3-30B-A3B": (30.5, 3.3, "model card of Qwen/Qwen3-30B-A3B"),
     "DeepSeek-V3": (671.0, 37.0, "arXiv:2412.19437, abstract"),
 }
+
+# Whole steps of Qwen3-30B-A3B on one node, its experts shared by all 8 GPUs: (layout, tokens per second of
+# a GPU, TFLOP/s by its authors' count or None, their sequences' length or None, source).
+STEPS = (
+    ("8 H100, outputs all-reduced", 3485.0, None, 2048, "transformers, expert_parallelism.md"),
+    ("8 B200, all-to-all", 9930.0, 341 * 9930 / 14796, None, "torchtitan, deepep/README.md"),
+    ("8 B200, DeepEP", 14796.0, 341.0, None, "torchtitan, deepep/README.md"),
+)

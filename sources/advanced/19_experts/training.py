@@ -26,14 +26,16 @@ def train(
     after_backward: Callable[[Any], None] = lambda model: None,
     make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     steps: int = 10,
+    added_loss: Callable[[Any], Any] = lambda model: 0.0,
 ) -> list[float]:
-    """Losses over all ranks' tokens, a batch of eight sequences divided over them.
+    """Losses of the next token over all ranks' tokens, a batch of eight sequences divided over them.
 
     Args:
         model: of this rank.
         after_backward: what it does to gradients before the step.
         make: the optimizer's class.
         steps: how many.
+        added_loss: of the model after its forward, beside the loss of the next token.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     optimizer, losses = make(model.parameters(), lr=0.01), []
@@ -41,7 +43,7 @@ def train(
         tokens = counting(step).chunk(ranks)[rank]
         optimizer.zero_grad()
         loss = next_token_loss(model, tokens)
-        loss.backward()
+        (loss + added_loss(model)).backward()
         after_backward(model)
         optimizer.step()
         losses.append(loss.detach() / ranks)
@@ -117,21 +119,7 @@ def train_on_text(
     return model, torch.stack(loads)
 
 
-def first_come(choice: Tensor, experts: int, room: float) -> Tensor:
-    """Which rows of `choice` (T, k) find room at their expert, earlier tokens first: bool, (T, k)."""
-    order = choice.flatten().argsort(stable=True)
-    queues = choice.flatten().bincount(minlength=experts).tolist()
-    kept = torch.empty(len(order), dtype=torch.bool)
-    kept[order] = torch.cat([torch.arange(rows) for rows in queues]) < room
-    return kept.view_as(choice)
-
-
-def held_out(model: Any, compute: Callable[..., Tensor] | None = None) -> float:
-    """Loss on text that the model has not seen, its experts computed by `compute` where one is given."""
-    experts = model.blocks[0].feedforward.experts
-    own = experts.compute
-    experts.compute = compute or own
+def held_out(model: Any) -> float:
+    """Loss of the next token on text that the model has not seen."""
     with torch.no_grad():
-        loss = next_token_loss(model, _text()[-_HELD_OUT:].view(-1, 65)).item()
-    experts.compute = own
-    return loss
+        return next_token_loss(model, _text()[-_HELD_OUT:].view(-1, 65)).item()
