@@ -197,7 +197,7 @@ mine
 # | [17 On a real cluster](advanced/17_cluster_and_budget.ipynb) | start one script by torchrun and Slurm, and lose a node | 60 | 75 | [lab](../labs/advanced/17_cluster_and_budget.ipynb), [solution](../solutions/advanced/17_cluster_and_budget.ipynb) |
 # | [17a What a run costs, and which offer to take](advanced/17a_what_a_run_costs.ipynb) | price a run by the token, and decide between offers | 60 | | |
 # | [18 Long contexts](advanced/18_long_contexts.ipynb) | share one sequence of 128k tokens among ranks, and say where its bytes go | 80 | 75 | [lab](../labs/advanced/18_long_contexts.ipynb), [solution](../solutions/advanced/18_long_contexts.ipynb) |
-# | [19 Experts](advanced/19_experts.ipynb) | say what a mixture of experts saves and costs, and deal its experts over ranks | 80 | 80 | [lab](../labs/advanced/19_experts.ipynb), [solution](../solutions/advanced/19_experts.ipynb) |
+# | [19 Experts](advanced/19_experts.ipynb) | say what a mixture of experts saves and costs, and deal its experts over ranks | 120 | 80 | [lab](../labs/advanced/19_experts.ipynb), [solution](../solutions/advanced/19_experts.ipynb) |
 # | [20 Eight bits, and four](advanced/20_eight_bits.ipynb) | say which numbers of a step may take eight bits or four, with which scales | 75 | 70 | [lab](../labs/advanced/20_eight_bits.ipynb), [solution](../solutions/advanced/20_eight_bits.ipynb) |
 # | [99 Capstone](advanced/99_capstone.ipynb) | answer nine interview questions, each sentence with its cell, and sit fourteen timed cases | 60 | 280 | [lab](../labs/advanced/99_capstone.ipynb), [solution](../solutions/advanced/99_capstone.ipynb) |
 #

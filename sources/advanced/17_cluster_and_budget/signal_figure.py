@@ -44,8 +44,12 @@ def draw_signal() -> Figure:
 
 
 def _box(axes: Axes, x: float, y: float, width: float, color: str, words: str) -> None:
-    style = {"boxstyle": "round,pad=0.05", "facecolor": color, "edgecolor": "black"}
-    axes.add_patch(FancyBboxPatch((x, y), width, HEIGHT, linewidth=0.9, **style))
+    style = "round,pad=0.05"
+    place = (x, y)
+    box = FancyBboxPatch(
+        place, width, HEIGHT, style, linewidth=0.9, facecolor=color, edgecolor="black"
+    )
+    axes.add_patch(box)
     axes.text(x + width / 2, y + HEIGHT / 2, words, ha="center", va="center", fontsize=9)
 
 

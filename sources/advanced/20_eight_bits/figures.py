@@ -202,7 +202,9 @@ def draw_products(*, title: str) -> Figure:
     """
     with course_style():
         figure = Figure(figsize=(10, 9.6))
-        figure.set_layout_engine("constrained", rect=(0.015, 0, 0.985, 1))  # names stand left of the axes
+        figure.set_layout_engine(
+            "constrained", rect=(0.015, 0, 0.985, 1)
+        )  # names stand left of the axes
         grid = figure.subplots(len(RECIPES), len(PRODUCTS))
         for row, name in enumerate(RECIPES):
             for axes, (product, (left, right, along)) in zip(

@@ -125,12 +125,15 @@ def published_gains() -> list[Gain]:
     place = Path(__file__).with_name("published_gains.csv")
     with open(place, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    numbers = ("tokens_before", "tokens_after")
     gains = [
         Gain(
-            **row
-            | {key: float(row[key]) for key in numbers}
-            | {"micro_batch": int(row["micro_batch"])}
+            case=row["case"],
+            before=row["before"],
+            after=row["after"],
+            tokens_before=float(row["tokens_before"]),
+            tokens_after=float(row["tokens_after"]),
+            gpu=row["gpu"],
+            micro_batch=int(row["micro_batch"]),
         )
         for row in rows
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,5 +36,5 @@ def at_convolutions(model: nn.Module, *, images: int, batch: int) -> Tensor:
     return row[row != 0]
 
 
-def _note(out: Tensor, found: list[Tensor]) -> None:
+def _note(out: Any, found: list[Tensor]) -> None:
     out.register_hook(lambda gradient: found.append(gradient.detach().flatten()))

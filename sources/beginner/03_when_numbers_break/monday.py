@@ -100,7 +100,7 @@ def _names_whose_backward(text: str) -> None:
     told = _raised_back(2.0**16 * loss)
     wanted = "the gradient of the output of 2 (Block) is not finite, and that of the output of 3 (Norm) was"
     assert wanted in told, f"the backward of 3 makes the NaN, and the hooks say {told!r}"
-    grad = model[3].weight.grad
+    grad = model.get_submodule("3").get_parameter("weight").grad
     assert grad is not None and grad.isfinite().all(), "3's own gradient is finite"
     for each in hooks:
         each.remove()
@@ -365,7 +365,8 @@ def _loads_as_it_was_saved() -> None:
     from transformers import AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
-        small_llama(num_hidden_layers=1).to(torch.bfloat16).save_pretrained(folder)
+        saved: Any = small_llama(num_hidden_layers=1)
+        saved.to(torch.bfloat16).save_pretrained(folder)
         for asked, held in [({}, torch.bfloat16), ({"dtype": torch.float32}, torch.float32)]:
             model = AutoModelForCausalLM.from_pretrained(folder, **asked)
             assert {p.dtype for p in model.parameters()} == {held}, asked
