@@ -170,7 +170,7 @@ mine
 # | fine-tune 7B on your card | 01, 05, 06 | 3.0 | 2.8 |
 # | train on several GPUs | 01, 04, 09, 11, 12, 13, 14 | 8.7 | 7.4 |
 # | plan a cluster's run | 01, 09, 14, 15, 16, 17, 17a | 7.6 | 6.6 |
-# | know what runs of 2026 use | 18, 19, 20 | 3.9 | 3.8 |
+# | know what runs of 2026 use | 18, 19, 20 | 4.6 | 3.8 |
 #
 # Minutes below are those of a learner who reads, predicts and runs; the lab comes on top.
 #
