@@ -137,7 +137,7 @@ for host, text in sorted(job.output.items()):
 # %% [markdown]
 # **Read it.** The kernel of a *dead process* closes its connections, so rank 0 knows at once. A *cut link* says nothing: both
 # ranks wait for the timeout. A host without power is as silent; ours lost its processes, but its kernel lived on. But noticing
-# is the small part of a gap. In the rest the agents meet: a silent host must first miss three signs of life
+# a dead process is the small part of a gap. In the rest the agents meet: a silent host must first miss three signs of life
 # (`keep_alive_interval`, 5 s by default), and more hosts are waited for (`last_call_timeout`, 30 s). Then new processes load
 # PyTorch, connect and read the checkpoint. torchrun says who died: -9 is a kill, 1 an error of the script.
 #
@@ -347,7 +347,7 @@ else:
         print(f"{alert.state} after {seconds:.1f} s, asked four times a second ({measured_here}): {alert.summary}")
 
 # %% [markdown]
-# **Read it.** `RunStands` must wait longer than a save. `absent` fires where a host goes down with its numbers.
+# **Read it.** `RunStands` must wait longer than a save, and than a restart. `absent` fires when the last exporter is gone.
 #
 # ## 6. The scenario as asked: 70B on 256 GPUs
 #
@@ -367,8 +367,8 @@ print(f"30 days of work are {30 * DAY * layout.tokens_per_second / 1e12:.1f} T t
       f"{replica // 8} nodes: a dead node takes 1 of {plan.dp}")
 
 # %% [markdown]
-# Without that node a job *waits*, unless it has a *spare*; or it *shrinks* by a replica: torchrun starts the others, the
-# checkpoint loads on 15 (lesson 16), and they share the same batch, which does not divide by 15:
+# Without that node a job *waits*, unless it has a *spare*; or it *shrinks* by a replica, if your program can: torchrun
+# starts all 31 nodes, and one of them must stand idle. 15 replicas load the checkpoint and share the batch, which does not divide by 15:
 
 # %%
 def share(replicas):
@@ -418,9 +418,9 @@ for rate in RATES:
     print(f"{rate:4g}: {found.failures.mean():.1f} failures in a run, a save every {interval / 3600:.1f} hours (Daly's best)")
 
 # %% [markdown]
-# **Read it.** Goodput is work that lasted, in hours of the whole job, over wall time. A job that needs all 32 nodes waits for
-# repairs, and keeps one spare at the low rate, two or three at the high one. A job that can shrink needs none: a day on 15
-# replicas costs less than 30 days of a spare. Does that hang on the repair?
+# **Read it.** A job that needs all 32 nodes waits for
+# repairs, and keeps one spare at the low rate, two or three at the high one. A job that can shrink needs none at the low rate; at
+# the high one a spare costs as much and ends a day sooner. Does that hang on the repair?
 
 # %%
 for rate, days in itertools.product(RATES, (0.5, 1.0, 2.0)):
@@ -447,7 +447,7 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 #
 # **The answer in one breath.** Save whole checkpoints (lesson 16). Notice by a timeout and an alert. Let elastic `torchrun` go
 # on with the replicas that are left, and grow when a repaired node has passed a test (`dcgmi diag -r 3`, nccl-tests). Keep
-# spares, one to three, only for a job that needs all its nodes. Find the culprit by traces, own seconds and checksums.
+# one spare at a low rate, two to four at a high one; a job that shrinks needs none, or one.
 #
 # ## Recap
 #

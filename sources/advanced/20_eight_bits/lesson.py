@@ -120,7 +120,7 @@ def fast(x, form):
     return x.clamp(-form.largest, form.largest).to(FAST[form]).float() if form in FAST else rounded(x, form)
 
 
-def power_of_two(scale):  # up: rounded down, as the MX specification has it, some largest numbers are cut
+def power_of_two(scale):  # up, so that no largest number is cut; the MX specification cuts those above 448
     return scale.log2().ceil().exp2()
 
 
@@ -352,7 +352,7 @@ pd.DataFrame(found).T.rename_axis("error of the gradient (measured, products emu
 # five times eight bits' error. (*Stochastic rounding*, by chance, is used since its *mean* is right.)
 #
 # Then the input of `down` alone (three batches). At 100,000 one scale errs four times as much as without an outlier, rows less than
-# twice, blocks of 32 hardly more. At a million one scale breaks, rows lose a fifth, blocks hold. So does E2M1 in blocks; NVFP4
+# twice, blocks of 32 hardly more. At a million one scale breaks, rows lose a fifth, blocks err four times as much, E2M1's twice; NVFP4
 # fails, here without squares and rotations: its block scales are E4M3 shares of *one* fp32 scale, a range of 229,376.
 #
 # Does that spoil training? In FP8 two models of DeepSeek's stayed
@@ -376,7 +376,7 @@ for rate, size in ((rate, size) for rate in (2.2e-4, 7.3e-6) for size in (0.006,
     assert moved_8 < moved_16 and abs(step - 1) < 0.3, "fewer digits lose more updates; chance loses none in the mean"
 
 # %% [markdown]
-# **Read it.** At first E4M3 loses half of the updates or more; at the last rate bf16 loses most, too. By chance none is lost in the mean: master weights have 32 bits, or 16 rounded by chance.
+# **Read it.** At first E4M3 loses half of the updates or more; at the last rate bf16 loses most, too. By chance none is lost in the mean: master weights have 32 bits, or 16 by chance.
 #
 # ## 5. Which bytes stay
 #
@@ -432,8 +432,8 @@ for name, size in kept.items():
 
 # %% [markdown]
 # **Read it.** Eight bits in the layers alone save little: of four tensors inside, SiLU and the multiplication
-# keep three in 16 bits. Making `down`'s input again nearly halves the bytes without a number in eight bits; eight bits then nearly
-# halve the rest.
+# keep three in 16 bits. Making `down`'s input again nearly halves the bytes without a number in eight bits; eight bits then cut the
+# rest by 43%.
 #
 # **Sends.** FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks agree on one number:
 
@@ -469,8 +469,8 @@ assert len(said) == 1 and "NaN" in said.pop(), "all ranks refuse with one senten
 
 # %% jupyter={"source_hidden": true}
 gains = published_gains()
-show(draw_gains(gains, title="More tokens a second per GPU by fewer bits, nothing else changed (published)"),
-     alt="Bars in three groups. From bf16 to 8 bits: 4 to 50%, most for 70B on 128 H100, least for a scale a row on B200. From "
+show(draw_gains(gains, title="More tokens a second per GPU by fewer bits in products, and in the gather where marked *"),
+     alt="Bars in three groups. From bf16 to 8 bits: 4 to 50%, most for 70B on 128 H100, least for a scale a row on B200; a scale a tensor also gathers 8 bits. From "
      "bf16 to NVFP4: 68% at 8B. From MXFP8 to NVFP4: 28 to 56% in dense models, 3% with experts.")
 
 # %% jupyter={"source_hidden": true}
@@ -481,13 +481,12 @@ for gain in (gain for gain in gains if gain.gpu):
 
 # %% [markdown]
 # **Read it.** On H100 a scale a tensor gains 25 to 28% at 8B and 50% at 70B: large products profit, small ones pay for casts and
-# scales. A scale a row gains less, on B200 4% where blocks gain 20. NVFP4 over MXFP8 gains 28 to 56% in dense models, one of
-# experts 3%. The planner promises too much in each of the three runs, and for power-limited B200 already in bf16: choose by published
-# pairs, and measure your own.
+# scales. A scale a row, which gathers in 16 bits, gains less here. NVFP4 over MXFP8 gains 28 to 56% in these dense models, in one of
+# experts 3%. The planner promises too much in each of the three runs, and for power-limited B200 already in bf16: measure your own.
 #
 # | number | may be | why |
 # |---|---|---|
-# | operands of products: weights' copies, activations, gradients | 8 bits; 4 with NVFP4's whole recipe | loss within 0.25% of bf16's; with 4 bits within 1% of FP8's, at the end slightly over 1.5% |
+# | operands of products: weights' copies, activations, gradients | 8 bits; 4 with NVFP4's whole recipe | DeepSeek-V3's loss within 0.25% of bf16's; with 4 bits within 1% of FP8's, at the end slightly over 1.5% |
 # | sums of products | fp32; the forward one may be short | cut, they drift |
 # | gradients of weights | 16 bits; DeepSeek-V3: 32 | sums, too |
 # | master weights | 32 bits; 16 rounded by chance | small updates are lost |
@@ -549,7 +548,7 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 #
 # - Of normal numbers, E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
 # - Operands may have 8 bits, with NVFP4's whole recipe 4. Long sums and master weights stay wide.
-# - FP8 gave 4 to 50% of speed in print, by model, card and recipe. Bytes fall by making SwiGLU's inside again; eight bits nearly halve the rest.
+# - FP8 gave 4 to 50% of speed in the pairs shown, by model, card and recipe. Bytes fall by making SwiGLU's inside again; eight bits cut 43% of the rest.
 # - A scale too small cuts: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
@@ -570,7 +569,7 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 # | B200, GB200, GB300 | blocks of 32 | `MXFP8BlockScaling()` | `prototype.moe_training.config` |
 # | the same, once MXFP8 is proved | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | `prototype.moe_training.nvfp4_training` |
 #
-# A100 has no 8-bit products: stay in bf16. `DelayedScaling()` cuts a first spike, as you saw. It and `Float8CurrentScaling` round
+# A100 has no FP8 products: stay in bf16. `DelayedScaling()` cuts a first spike, as you saw. It and `Float8CurrentScaling` round
 # gradients to E5M2 without `fp8_format=Format.E4M3`.
 #
 # **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far is each linear layer's
@@ -659,7 +658,7 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 #     torch.save(weights, "weights.pt")  # wide weights under their old names: a model not converted loads them
 # ```
 #
-# Compare the smoothed loss with a bf16 twin's, over all tokens you can pay: within 0.25% for FP8.
+# Compare the smoothed loss with a bf16 twin's, over all tokens you can pay; DeepSeek-V3's blocks stayed within 0.25%.
 #
 # **4. On B200**, Transformer Engine. You have `model`, its list of `blocks`, and `data` (not run on a GPU here):
 #

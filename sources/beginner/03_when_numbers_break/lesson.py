@@ -45,8 +45,8 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # %% [markdown]
 # ## A bet
 #
-# This is the record of a run in fp16 with loss scaling. At step 17 one NaN ("not a number") stands in the data, in one
-# row. Does the training loss become NaN for good (`"dies"`), or does training go on (`"lives"`)? Section 6 runs it.
+# This is the record of a run in fp16 with loss scaling. In a run like it, at step 17 one NaN ("not a number") stands in the data, in
+# one row. Does the training loss become NaN for good (`"dies"`), or does training go on (`"lives"`)? Section 6 runs it.
 
 # %%
 show(draw_flight(healthy_run(17), title="The first 17 steps of a healthy run in fp16, by the flight recorder of section 3"),
@@ -240,9 +240,8 @@ show(draw_gradient_sizes(gradients, 2.0**16, title="A tiny loss: its gradients a
      alt="Two histograms of gradient sizes. As they are, all lie where fp16 has only zero; times 65,536 nearly all lie above.")
 
 # %% [markdown]
-# **Read it.** These gradients were computed in fp32 (after [Micikevicius and others](https://arxiv.org/abs/1710.03740)). fp16 rounds to
-# zero what is below $2^{-25}$, so without a scaler nothing is left: the network is frozen, and its loss moves only with the
-# batches. The scale lifts them into range. bf16 needs none.
+# **Read it.** These gradients, handed back from module to module, were computed in fp32 (after [Micikevicius and others](https://arxiv.org/abs/1710.03740)). fp16 rounds to
+# zero what is below $2^{-25}$, so without a scaler nothing is left: the network is frozen. The scale lifts them into range.
 #
 # ### Planted: a scale that is too large
 #
@@ -472,7 +471,7 @@ before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
 print("fp16, first losses:", before_first_skip, "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
 
 # %% [markdown]
-# **Diagnose it.** The loss rose *before* the first skip, and the fp32 twin explodes: the learning rate is to blame. Where a
+# **Diagnose it.** The loss rose *by* the first skip, and the fp32 twin explodes: the learning rate is to blame. Where a
 # loss falls back (rings), its last norm puts out zeros, as in (b).
 #
 # ## 6. Break it, diagnose it: a NaN in the data
@@ -595,8 +594,8 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 # ```python
 # import math, torch
 #
-# if sick := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
-#     raise FloatingPointError(f"weights are not finite, {sick[0]} first: go back to a checkpoint")
+# if sick := [name for name, p in [*model.named_parameters(), *model.named_buffers()] if not p.isfinite().all()]:
+#     raise FloatingPointError(f"weights or buffers are not finite, {sick[0]} first: go back to a checkpoint")
 #
 # def tensors_of(value):
 #     if isinstance(value, dict):  # keywords, and what transformers returns
@@ -636,7 +635,8 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #
 # hooks = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in model.named_modules()]
 # hooks += [p.register_hook(watch_gradient(name, False)) for name, p in model.named_parameters() if p.requires_grad]
-# # run the step here; then the hooks, which wait for the GPU, go: for each in hooks: each.remove()
+# # (under FSDP2 a parameter's hook never fires: look at p.grad.to_local() after backward)
+# # run the step here, uncompiled, and stop where `loss` is not finite; then the hooks, which wait for the GPU, go: for each in hooks: each.remove()
 # # zero gradients: [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
 # ```
 #

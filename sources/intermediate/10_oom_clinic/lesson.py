@@ -79,8 +79,8 @@ def parts_of(text):
     if missing := {"asked for", "card", "tensors", "in pieces"} - size.keys():
         raise ValueError(f"The error does not say: {', '.join(sorted(missing))}. PyTorch before 2.1 words it otherwise.")
     ours = size["tensors"] + size["in pieces"]
-    numbered = sorted((float(n) * SIZE[unit] for n, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+)", text)), reverse=True)
-    # "this process", or in a container, where none is called so, the largest that can hold our bytes
+    numbered = sorted((float(n) * SIZE[unit] for n, unit in re.findall(r"Process \d+ has ([\d.]+) (\w+)", text)))
+    # "this process"; in a container none is called so, and the smallest that can hold our bytes is taken for it
     process = next((held for held in ([size["process"]] if "process" in size else numbered) if held >= ours), None)
     free = size.get("free", size["card"] - ours)
     rest, own = size["card"] - free - ours, process - ours if process else 0
@@ -129,12 +129,12 @@ pd.DataFrame(shares).T
 # **Read it.** Shares are of the card. Four questions:
 #
 # - **a.** *Would "in pieces" and "free" together have served the request?* The bytes are there, in pieces too small. EveryVoice's
-#   pieces are 1% of its card: joined, they serve one such request, so a stands last.
+#   pieces are 1% of its card: a stands last.
 # - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library, NCCL, the CUDA context. **b2**: other
 #   processes; `nvidia-smi` names them.
 # - **c.** *If not, the bytes are in use. Do they grow from step to step?* Something is kept. Count what is alive after each step.
 # - **d.** *If not, one moment is too large.* CADS asked twice for 72% of its card: one error says a, the other is 3% short of it.
-#   Only an unbroken card serves such a request.
+#   Cure a could serve the first; the second must ask for less.
 #
 # **Your turn.** The seven complaints and loops follow, then what the meter found. Which letter is each?
 
@@ -261,12 +261,12 @@ cures["validation"] = patients["validation"].edited({
 treat("validation")
 pair = {"before": before["validation"], "with no_grad": after["validation"]}
 show(draw_alive(pair, title="Three steps, then a validation of a larger batch (drawn wider)", after_last="validation"),
-     alt="Left: three low hills, then a climb far over the budget. Right: the same hills, then next to nothing.")
+     alt="Left: three low hills, then a climb far over the budget. Right: the same hills, then a low climb that stays within it.")
 
 # %% [markdown]
 # ### large_vocabulary
 #
-# Checkpointing every layer saves next to nothing. This is alive at the peak:
+# Checkpointing every layer saves 2% (section 6). This is alive at the peak:
 
 # %%
 timeline = before["large_vocabulary"].run.timeline
@@ -276,7 +276,7 @@ names = ("logits", "log-softmax of 1", "gradient of 2", "gradient of 1")
 parts = {f"{number}. {name}, from {a.born_in}": a.bytes for number, (name, a) in enumerate(zip(names, four, strict=True), 1)}
 parts["all else"] = timeline.peak_bytes - sum(parts.values())
 show(draw_peak(parts, patients["large_vocabulary"].limit_bytes, title="The peak of large_vocabulary"),
-     alt="One bar in five parts: four as large as the logits, three of which are over the budget, and all else.")
+     alt="One bar in five parts: four as large as the logits, any three of which are over the budget, and all else.")
 print("logits of one batch:", format_bytes(8 * 48 * 24_000 * 4), "(predicted)")
 
 # %% [markdown]
@@ -357,7 +357,7 @@ treat("long_batch")
 #
 # PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks
 # are free. So there are what tensors hold (*allocated*), what PyTorch took (*reserved*), and what `nvidia-smi` shows
-# (reserved, and the context). A simulated caching allocator serves the patient's requests:
+# (reserved, context and libraries, of every process). A simulated caching allocator serves the patient's requests:
 
 # %%
 fragmented = before["fragmentation"]
@@ -436,10 +436,10 @@ check("10.waiting_batches", waiting_batches)
 def made_by(snapshot):
     """Bytes still alive by the place outside of PyTorch that made them."""
     made = Counter()
-    for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
-        if block["state"] == "active_allocated" and (frames := block["frames"]):
-            place = next((f for f in frames if "/torch/" not in f["filename"]), frames[0])
-            made[f"{place['filename']}:{place['line']} {place['name']}"] += block["size"]
+    for block in (block for segment in snapshot["segments"] for block in segment["blocks"] if block["state"] == "active_allocated"):
+        frames = block["frames"] or [{"filename": "no Python stack", "line": 0, "name": "backward, or before recording"}]
+        place = next((f for f in frames if "/torch/" not in f["filename"]), frames[0])
+        made[f"{place['filename']}:{place['line']} {place['name']}"] += block["size"]
     return made
 
 
@@ -552,7 +552,7 @@ for name in patients:
 # %% [markdown]
 # ## Recap
 #
-# - Ask in this order: a. in pieces? b. outside of PyTorch? c. growing between steps? d. which moment is too large?
+# - Ask: b. outside of PyTorch? a. in pieces that would serve? c. growing between steps? d. which moment is too large?
 # - Then the general cures: precision (02), accumulation and checkpointing (05) shrink activations; a smaller optimizer (06)
 #   and more cards (09) states; offload (07) either.
 #
@@ -639,7 +639,7 @@ for name in patients:
 # trainer.train()
 # ```
 #
-# **Who made what grew**, with `made_by` of section 5; after an earlier death read `oom_rank0.pickle` as the second:
+# **Who made what grew**, with `made_by` of section 5; after a death read `oom_rank0.pickle` as the second:
 #
 # ```python
 # import pickle
@@ -659,7 +659,7 @@ for name in patients:
 # | b1. this process, else | the library's own limit; fewer process groups (NCCL) |
 # | b2. other processes | end them; `torch.cuda.set_device(local_rank)` |
 # | c. *alive* trends upwards | `grown` names the maker, `holders("cuda")` of section 5 the keeper |
-# | d. the peak's batch is the longest | cap its tokens; `train_sampling_strategy="group_by_length"` (transformers 4: `group_by_length=True`) shows the longest first |
+# | d. the peak's batch is the longest | cap its tokens; `train_sampling_strategy="group_by_length"` (transformers 4: `group_by_length=True`) shows the longest first, but before Adam's states |
 # | d. logits | `use_liger_kernel=True`, `LigerFusedLinearCrossEntropyLoss` |
 # | d. optimizer step | a fused optimizer (Trainer's AdamW is, from PyTorch 2.8 on) |
 # | d. evaluation | `preprocess_logits_for_metrics`: for `compute_metrics` Trainer gathers all logits |
