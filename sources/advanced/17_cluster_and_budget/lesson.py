@@ -132,7 +132,8 @@ print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the
 print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
-# First Slurm did it, for the dead node: `--requeue` allows that. Then no node failed: `scontrol requeue` in `job.slurm` did it, because
+# First Slurm did it, for the dead node: `--requeue` allows that. (Its 2 s were over before `srun`'s `--wait=60`. By default 300 s are not: then
+# the step fails first, and the script requeues, up to three times after the same save.) Then no node failed: `scontrol requeue` in `job.slurm` did it, because
 # `srun` ended with 75. (Its line says `PENDING`. Where a database keeps the accounts, `sacct` needs `--duplicates` to show all
 # starts.) What did the job print around its restarts, and is anything lost?
 
@@ -249,7 +250,7 @@ for name, words in ANSWERS.items():
 # | | who notices a dead node, and when (defaults) | who starts anew | warning before the end |
 # |---|---|---|---|
 # | Slurm | its controller, after 300 s | itself; after 75, your script | the signal and seconds you choose |
-# | Kubernetes | its node controller: 50 s, and 300 s until it evicts the pods | the Job, once the old pod is gone | SIGTERM at a drain, 30 s before the kill |
+# | Kubernetes | its node controller: 50 s, and 300 s until it evicts the pods | the Job, once the old pod is gone: on hardware of your own somebody must delete the dead node | SIGTERM at a drain, 30 s before the kill |
 # | Ray Train | its health checks, one in 3 s; five must fail | itself, `max_failures` times | none |
 # | SkyPilot | its controller, which asks every 15 s | itself, on new nodes | none |
 #
@@ -346,7 +347,8 @@ if slurm:
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
 # export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500
-# srun --kill-on-bad-exit=0 --wait=60 bash -c '
+# # --wait: longer than SlurmdTimeout, or the step ends before Slurm has seen the dead node
+# srun --kill-on-bad-exit=0 --wait=360 bash -c '
 #   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 #   exec python -u train.py'
 # code=$?
