@@ -148,7 +148,7 @@ print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.prove
 # %% [markdown]
 # **Read it.** The request failed although twice its size was free: no piece was large enough. Try the setting first. (Its newer
 # name, `PYTORCH_ALLOC_CONF`, is [ignored by PyTorch 2.9.1](https://github.com/pytorch/pytorch/issues/183387).) This process holds
-# 3.88 GiB outside of PyTorch, where the H200's context takes 0.75: LERF uses tiny-cuda-nn, which allocates by itself.
+# 3.88 GiB outside of PyTorch, where 0.75 lie outside on the H200. LERF uses tiny-cuda-nn, which allocates by itself: a likely holder.
 
 # %% [markdown]
 # ## 3. The states: a formula without surprises
@@ -373,8 +373,8 @@ pd.DataFrame(rows).round(2)
 # times the prediction. Much of that is no need: with PyTorch capped at 16 GB, batch 576 ran, and took less than 512 had, with
 # smaller temporaries and fewer free pieces.
 #
-# **Verdict.** Take from the card what lies outside of PyTorch. On this evidence a step fits where the prediction is under nine
-# tenths of the rest, and not where it is more than all of it. In between, try.
+# **Verdict.** Take from the card what lies outside of PyTorch. This network, with large batches on this card, fits where the prediction
+# is nine tenths of the rest, and not where it is all of it. Another model (section 6) you measure.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -480,7 +480,7 @@ figure, alt = both(16, "ResNet-18", "Adam, one by one")
 show(figure, alt)
 
 # %% [markdown]
-# **Read it.** Two errors cancel: at the peak some gradients are not there yet, and the formulas leave temporaries out.
+# **Read it.** Errors offset each other: at the peak some gradients are not there yet, and the formulas leave temporaries out.
 #
 # ## 6. A transformer: the last layer can be the largest
 #
