@@ -6,7 +6,7 @@ import pytest
 
 from evidence.validation.tables import table
 from utils.catalog import device
-from utils.lessons.lesson_08.inference import Serving
+from utils.lessons.lesson_08.inference import Serving, paged_tokens
 
 
 def test_the_cache_of_a_token_by_hand() -> None:
@@ -41,6 +41,16 @@ def test_a_tied_head_is_read_as_well() -> None:
     assert counts["head"] == 0, "the head is the embedding's matrix"
     assert tied.linear_bytes == 2 * (counts["attention"] + counts["mlp"] + counts["embedding"]), (
         "read once a token"
+    )
+
+
+def test_the_memory_is_a_line_in_tokens() -> None:
+    served = Serving(model="llama-2-7b", bits=4, group=128)
+    room = served.memory_bytes(8, 1000)
+    assert served.cache_tokens(room) == 8000, "to the last byte"
+    assert served.cache_tokens(room - 1) == 7999, "a byte less, a token less"
+    assert served.cache_tokens(served.weight_bytes - 1) == 0, (
+        "weights that do not fit leave no room"
     )
 
 
@@ -91,6 +101,12 @@ def test_arithmetic_takes_over_where_the_roofline_bends() -> None:
     )
 
 
+def test_pages_are_whole_blocks() -> None:
+    assert paged_tokens([1, 16, 17]) == 16 + 16 + 32, "each sequence's last block is its own"
+    assert paged_tokens([5, 7], block=1) == 12, "blocks of one token lose nothing"
+    assert paged_tokens([]) == 0, "nobody waits"
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -101,6 +117,7 @@ def test_arithmetic_takes_over_where_the_roofline_bends() -> None:
         (lambda: Serving(model="mixtral-8x7b"), "has experts"),
         (lambda: Serving(model="llama-2-7b").tokens_per_second("A100-80GB", 0), "batch is 0"),
         (lambda: Serving(model="llama-2-7b").tokens_per_second("A1000"), "A100"),
+        (lambda: paged_tokens([1], block=0), "block is 0"),
     ],
 )
 def test_bad_input_ends_in_a_sentence(call, says) -> None:

@@ -18,7 +18,7 @@ from zero_cases import (
 )
 
 from utils.ranks import RankError, run_ranks
-from utils.techniques.fsdp import no_sync, shard_blocks
+from utils.techniques.fsdp import check_all_used, no_sync, shard_blocks
 
 P = sum(parameter_sizes())
 TOLERANCES = {"fp32": 1e-6, "bf16": 5e-4}
@@ -104,6 +104,30 @@ class Forgetful(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
+
+
+def test_parameters_unused_in_forward_are_named():
+    with pytest.raises(ValueError, match="2 parameters are not used in forward: unused.weight"):
+        check_all_used(Forgetful(), torch.zeros(2, 4))
+    check_all_used(model(), torch.zeros(1, 8, dtype=torch.long))
+
+
+class InADictionary(Forgetful):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": super().forward(x), "mask": x > 0}
+
+
+def test_unused_parameters_are_found_whatever_the_forward_returns():
+    with pytest.raises(ValueError, match="unused.weight"):
+        check_all_used(InADictionary(), torch.zeros(2, 4))
+
+
+def test_a_model_whose_outputs_depend_on_nothing_that_is_trained():
+    check_all_used(nn.Linear(4, 4).requires_grad_(False), torch.zeros(2, 4))
+    forgotten = Forgetful()
+    forgotten.used.requires_grad_(False)
+    with pytest.raises(ValueError, match="2 parameters are not used in forward: unused.weight"):
+        check_all_used(forgotten, torch.zeros(2, 4))
 
 
 def two_steps(wrap: str) -> bool:

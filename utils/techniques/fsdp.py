@@ -7,6 +7,7 @@ whole before its forward and its backward, and its gradients are reduced and sca
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.utils._pytree import tree_leaves
 
 from utils.ranks import rank_device
 
@@ -103,6 +105,27 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
+
+
+def check_all_used(model: nn.Module, *inputs: torch.Tensor) -> None:
+    """Refuse a model whose forward leaves parameters out. Call it before wrapping or sharding.
+
+    DDP stops in its second step when a gradient is missing; DeepSpeed and FSDP2 go on in silence,
+    and what is never trained stays in every shard. Runs on the meta device, without memory.
+
+    Raises:
+        ValueError: the names of parameters without a gradient, and what to do.
+    """
+    empty = copy.deepcopy(model).to("meta")
+    outputs = tree_leaves(empty(*(tensor.to("meta") for tensor in inputs)))
+    torch.autograd.backward([x.sum() for x in outputs if getattr(x, "requires_grad", False)])
+    named = [(n, p) for n, p in empty.named_parameters() if p.requires_grad and p.grad is None]
+    if named:
+        some = ", ".join(name for name, _ in named[:3]) + (", ..." if len(named) > 3 else "")
+        raise ValueError(
+            f"{len(named)} parameters are not used in forward: {some}. Their gradients never come. "
+            "Freeze them with requires_grad_(False), or take them out of the model."
+        )
 
 
 shard = shard_blocks  # labs of earlier versions import it

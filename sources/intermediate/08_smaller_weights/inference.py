@@ -7,6 +7,7 @@ arXiv:2211.05102, section 2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.catalog import Device, ModelShape, device, model_shape
@@ -95,6 +96,10 @@ class Serving:
         """Weights and the cache of `batch` sequences of `context_tokens` each."""
         return self.weight_bytes + batch * context_tokens * self.cache_bytes_per_token
 
+    def cache_tokens(self, memory_bytes: float) -> int:
+        """How many tokens' caches fit beside the weights, all sequences together; 0 for none."""
+        return max(0, int((memory_bytes - self.weight_bytes) // self.cache_bytes_per_token))
+
     def tokens_per_second(
         self, gpu: Device | str, batch: int = 1, context_tokens: int = 0, gpus: int = 1
     ) -> float:
@@ -116,3 +121,15 @@ class Serving:
         row = device(gpu) if isinstance(gpu, str) else gpu
         reading = self.linear_bytes / row.memory_bytes_per_second
         return reading * row.peak_flops_per_second("bf16") / (2 * self.linear_numbers)
+
+
+def paged_tokens(lengths: Sequence[int], block: int = 16) -> int:
+    """Cache that a paged cache gives out to sequences of these lengths: whole blocks, in tokens.
+
+    Kwon et al. 2023, arXiv:2309.06180, section 4.
+
+    Raises:
+        ValueError: the block is not a whole positive number.
+    """
+    whole("paged cache", block=block)
+    return sum(-(-length // block) * block for length in lengths)

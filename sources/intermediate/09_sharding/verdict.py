@@ -39,7 +39,12 @@ def draw_rounds(
         ranks: of the ring.
         round_bytes: that a rank sends when every parameter goes round once.
         title: of both.
+
+    Raises:
+        ValueError: no case.
     """
+    if not sent:
+        raise ValueError("sent has no case: a picture of rounds needs the calls of one at least.")
     with course_style():
         figure = Figure(figsize=(10, 3.6), layout="constrained")
         panels = figure.subplots(1, len(sent), sharex=True, squeeze=False)[0]
