@@ -75,6 +75,16 @@ def test_a_process_that_cannot_hold_the_bytes_is_not_ours(page: dict[str, Any]) 
     assert parts["this process, else"] == GIB and parts["other processes"] == GIB
 
 
+def test_a_stranger_that_holds_more_is_not_taken_for_ours(page: dict[str, Any]) -> None:
+    """In a container nobody is called "this process": the smallest that can hold our bytes is."""
+    both = "Process 7 has 4.00 GiB memory in use. Process 8 has 70.00 GiB memory in use. "
+    parts = page["parts_of"](
+        error("1.00 GiB", "80.00 GiB", "6.00 GiB", "3.00 GiB", "0.50 GiB", both)
+    )
+    assert parts["this process, else"] == 0.5 * GIB and parts["other processes"] == 70 * GIB
+    assert page["verdict"](parts).startswith("b2")
+
+
 def test_an_old_error_says_that_it_cannot_be_read(page: dict[str, Any]) -> None:
     old = "Tried to allocate 20.00 MiB (GPU 0; 14.56 GiB total capacity; 649.97 MiB already allocated)"
     with pytest.raises(

@@ -61,6 +61,10 @@ def block_4(text: str) -> None:
         for name, kept in ((FIRST, 3), (SECOND, 53)):
             held = _snapshot_of({**model, "train.py:7 loss_of": kept * 2**14})
             assert made_by(held).most_common(10) == list(model.items())[:10], "weights come first"
+            bare = {"state": "active_allocated", "size": 5, "frames": []}  # as backward makes them
+            held["segments"][0]["blocks"].append(bare)
+            unknown = [key for key in made_by(held) if key.startswith("no Python stack")]
+            assert [made_by(held)[key] for key in unknown] == [5], "bytes without a stack are told"
             Path(name).write_bytes(pickle.dumps(held))
         with contextlib.redirect_stdout(io.StringIO()) as seen:
             run_block(text, made_by=made_by)
@@ -89,27 +93,22 @@ def _made_by() -> Callable[[dict[str, Any]], Counter[str]]:
 
 def _judge_ranks(text: str) -> None:
     """Each rank writes a file and lines of its own."""
-    seen = io.StringIO()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.chdir(folder),
-        _counted_on_the_cpu(),
-        contextlib.redirect_stdout(seen),
-    ):
+    with _heard() as (folder, seen):
         for rank in "01":
             with mock.patch.dict("os.environ", RANK=rank):
                 names = run_block(text)
                 names["log"]("here")
                 names["dump"]("step3")
                 names["save"](0, 1, 1, 0)
-        left = sorted(path.name for path in Path(folder).iterdir())
+        left = sorted(path.name for path in folder.iterdir())
     expected = [f"{name}_rank{rank}.pickle" for name in ("oom", "step3") for rank in "01"]
     assert left == expected, f"files of two ranks: {left}"
     assert re.findall(r"^rank (\d), here", seen.getvalue(), re.M) == ["0", "1"], seen.getvalue()
 
 
-def _judge_trainer(text: str) -> None:
-    _judge(lambda loss_of: _by_trainer(text, loss_of), [[(512, 64)]] * STEPS)
+@contextlib.contextmanager
+def _heard() -> Iterator[tuple[Path, io.StringIO]]:
+    """A folder to work in, counted on the CPU, and what is printed there."""
     seen = io.StringIO()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -117,6 +116,12 @@ def _judge_trainer(text: str) -> None:
         _counted_on_the_cpu(),
         contextlib.redirect_stdout(seen),
     ):
+        yield Path(folder), seen
+
+
+def _judge_trainer(text: str) -> None:
+    _judge(lambda loss_of: _by_trainer(text, loss_of), [[(512, 64)]] * STEPS)
+    with _heard() as (_, seen):
         _by_trainer(text, _loss_of, validate=True)
     told = re.findall(
         r"^rank 0, validation after step \d+, largest batch \((\d+), 64\)", seen.getvalue(), re.M
@@ -150,13 +155,7 @@ def _printed(
 ) -> tuple[list[int], list[str], str]:
     """MiB alive after each step, what lies in the folder after the run, and all that was printed."""
     gc.collect()  # what the run before left would else be counted, and go in the middle of this one
-    seen = io.StringIO()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.chdir(folder),
-        _counted_on_the_cpu(),
-        contextlib.redirect_stdout(seen),
-    ):
+    with _heard() as (folder, seen):
         try:
             run(loss_of)
             assert not dies, "an out-of-memory error did not come through"

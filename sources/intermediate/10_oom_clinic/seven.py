@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from utils.checked import check_public
 from utils.clinic import Patient, admit
+from utils.clinic.ward import PATIENTS
 
 from . import long_batch
 from .long_batch import LENGTHS
 
-SCRIPTS = (
-    "kept_graph",
-    "large_vocabulary",
-    "fragmentation",
-    "optimizer_doubles",
-    "validation",
-    "forgotten_reference",
-    long_batch,
-)
+SIX = PATIENTS[:-1]  # the last one is the lab's
+SCRIPTS = (*SIX, long_batch)
+NAMES = (*SIX, "long_batch")
 
 
 def seven() -> dict[str, Patient]:
@@ -24,6 +19,6 @@ def seven() -> dict[str, Patient]:
     return {patient.name: patient for patient in map(admit, SCRIPTS)}
 
 
-__all__ = ["LENGTHS", "seven"]
+__all__ = ["LENGTHS", "NAMES", "seven"]
 
 check_public(globals())

@@ -1,0 +1,122 @@
+"""Lesson 18 at real sizes: what its pictures and its verdict say is what is simulated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils.lessons.lesson_18 import at_size
+from utils.lessons.lesson_18.at_size import RANKS as GPUS
+from utils.lessons.lesson_18.at_size import Reader, of_one_rank
+from utils.lessons.lesson_18.figures import draw_growth, draw_overlap
+from utils.lessons.lesson_18.records.growth import (
+    DRAWN,
+    LINES,
+    TOLD,
+    VERDICT,
+    fits,
+    on_host_bytes,
+    recorded,
+    simulated,
+)
+from utils.lessons.lesson_18.ring import ring_attention
+from utils.lessons.lesson_18.volumes import told_megabytes
+from utils.models import TransformerConfig
+
+
+def test_seven_billion_at_128k_around_a_ring() -> None:
+    found = of_one_rank(
+        "qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing",
+        attend=ring_attention, layers=4,
+    )  # fmt: skip
+    sent = [row for row in found.traffic if row.collective == "send"]
+    keys, gradients = 3 * (GPUS - 1), GPUS  # with checkpoints forward goes around twice
+    assert sum(row.calls for row in sent) == 4 * (keys + gradients)
+    numbers = 4 * 2 * (131_072 // GPUS) * 4 * 128  # of a move, in four layers
+    assert sum(row.payload_bytes for row in sent) == numbers * (2 * keys + 4 * gradients)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["both", "both, over a ring of 8", "both, over a ring of 16", "both, offloaded, MLP tiled"],
+)
+def test_the_pictures_numbers_are_the_simulations(line: str) -> None:
+    found = simulated(line, 131_072)
+    assert found.peak_bytes == recorded()[line][131_072]
+    assert found.reserved_bytes == recorded("reserved_bytes")[line][131_072]
+
+
+def test_the_picture_has_every_line() -> None:
+    assert recorded().keys() == recorded("reserved_bytes").keys() == LINES.keys()
+    assert set(DRAWN) == TOLD.keys() < LINES.keys()
+    assert all(tokens in recorded("reserved_bytes")[line] for line, tokens in VERDICT)
+
+
+def test_what_fits_is_said_of_half_all_and_twice_the_band() -> None:
+    assert fits(100 * 2**30, 115 * 2**30, 0.1) == "+5% 105 fits, +10% 110 fits, +20% 120 no"
+
+
+def test_a_host_keeps_the_inputs_of_28_blocks() -> None:
+    whole = 28 * 131_072 * 3_584 * 2
+    assert on_host_bytes("both, checkpoints offloaded", 131_072) == whole
+    assert on_host_bytes("both, offloaded, over a ring of 8", 8 * 131_072) == whole
+    assert on_host_bytes("both, over a ring of 8", 131_072) == 0
+
+
+def test_a_tiled_mlp_learns_what_a_whole_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_size, "TILE_TOKENS", 8)
+    found = []
+    for cures in ((), ("checkpointing", "tiled MLP")):
+        torch.manual_seed(0)
+        shape = TransformerConfig(vocabulary=32, hidden=16, layers=2, heads=2, kv_heads=1, feedforward=48)  # fmt: skip
+        model = Reader(shape, cures).double()
+        tokens = torch.arange(20)[None]  # 8, 8 and 4
+        loss = model(tokens, tokens)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for whole, tiled in zip(*found, strict=True):
+        torch.testing.assert_close(tiled, whole)
+
+
+def test_messages_cross_where_a_round_computes_as_long() -> None:
+    rounds = {"fast": {2**k: (4.0**k, 2.0**k * 8, 4.0**k, 2.0**k * 16) for k in range(2, 9)}}
+    rounds["slow"] = {c: (work, 4 * sent, back, 4 * more) for c, (work, sent, back, more) in rounds["fast"].items()}  # fmt: skip
+    forward, backward = draw_overlap(rounds, here=64, title="").axes
+    told = [[text.get_text() for text in axes.texts] for axes in (forward, backward)]
+    assert [texts[:2] for texts in told] == [["8", "32"], ["16", "64"]]
+
+
+def test_the_first_picture_tells_what_is_reserved_with_its_margin() -> None:
+    curves = {"near": {8: 100 * 2**30, 16: 200 * 2**30}, "far": {8: 900 * 2**30, 16: 1800 * 2**30}}
+    told: dict[str, tuple[str | int, ...]] = {"near": ("above", 8, 16), "far": ("below", 8)}
+    (axes,) = draw_growth(curves, room_bytes=150 * 2**30, above=0.1, told=told, title="", device="").axes  # fmt: skip
+    assert [text.get_text() for text in axes.texts][:3] == ["110", "220", "990"]
+
+
+def test_a_layers_megabytes_are_those_of_the_simulated_ring() -> None:
+    # Bytes of a move's number: keys in bf16 three times n - 1, gradients in fp32 n times.
+    around = (2 * 3 * (GPUS - 1) + 4 * GPUS) * 2 * (131_072 // GPUS) * 4 * 128 / 1e6
+    line = told_megabytes("qwen2.5-7b", GPUS, 131_072)
+    assert f"with checkpoints {around:,.0f};" in line
+    # By heads over four, in bf16 and three times with checkpoints; around a ring of two with all four key heads.
+    unit = 131_072 // GPUS * 128 / 1e6
+    combined = 3 / 4 * 3 * 2 * (2 * 28 + 2 * 4) + (2 * 3 * 1 + 4 * 2) * 2 * 4
+    assert f"Ulysses 4 x ring 2 {unit * (3 / 4 * 2 * 2 * 64 + (2 * 2 + 4 * 2) * 8):,.0f}, " in line
+    assert line.endswith(f"with checkpoints {unit * combined:,.0f}")
+    gathered_bytes = unit * 2 * 4 * (GPUS - 1) * (2 + 4)
+    assert (
+        f"gathered {gathered_bytes:,.0f}, with checkpoints {gathered_bytes * 8 / 6:,.0f};" in line
+    )
+
+
+@pytest.mark.slow
+def test_what_is_laid_out_from_few_layers_is_what_a_whole_simulation_gives() -> None:
+    few, whole = (
+        of_one_rank(
+            "qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing",
+            attend=ring_attention, layers=6, from_layers=depths,
+        )
+        for depths in ((2, 3, 4), (6, 7, 8))
+    )  # fmt: skip
+    assert few.peak_bytes == whole.peak_bytes
+    assert few.breakdown == whole.breakdown
