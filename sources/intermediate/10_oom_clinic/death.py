@@ -11,7 +11,7 @@ from utils.memory import OverBudgetError
 from utils.simulation.cuda_allocator import CachingAllocator, replayed, requests
 from utils.units import MIB
 
-from .views import Segment
+from .segments import Segment
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,12 @@ from utils.lessons.lesson_10.kernel import FAILS, run_cells
 from utils.lessons.lesson_10.listing import loops, script
 from utils.lessons.lesson_10.messages import PUBLISHED
 from utils.lessons.lesson_10.one_segment import expandable_bytes
+from utils.lessons.lesson_10.over_time import draw_alive, draw_stacked, draw_steps
 from utils.lessons.lesson_10.pages import write_snapshot_page, write_trace_page
 from utils.lessons.lesson_10.seven import LENGTHS, seven
 from utils.lessons.lesson_10.snapshot import read_snapshot, write_snapshot
 from utils.lessons.lesson_10.steps import by_step, step_ends
-from utils.lessons.lesson_10.views import (FullCard, PatientBytes, Pieces, draw_alive, draw_four_ways, draw_peak,
-                                           draw_segments, draw_stacked, draw_steps, draw_ward)
+from utils.lessons.lesson_10.views import FullCard, PatientBytes, Pieces, draw_four_ways, draw_peak, draw_segments, draw_ward
 
 # %% [markdown]
 # ## 1. Read the error, then count between steps

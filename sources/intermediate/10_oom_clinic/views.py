@@ -1,26 +1,21 @@
-"""Figures of the out-of-memory clinic: four full cards, patients against budgets, a GPU's segments."""
+"""Figures of the out-of-memory clinic: four full cards, patients against budgets, one moment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.checked import check_public
 from utils.clinic import Examination
-from utils.units import GIB, MIB, Category, Evidence, format_bytes
-from utils.views.style import LOOKS, course_style, empty_figure, print_evidence, wrapped
+from utils.units import GIB, MIB, Evidence, format_bytes
+from utils.views.style import course_style, empty_figure, print_evidence, wrapped
 
-from .steps import Step, step_ends
-
-_SICK, _WELL, _FREE, _EDGE, _OUTSIDE = "#bd1f01", "#3f90da", "#ffffff", "#717581", "#ffa90e"
-_SMALL_SEGMENT_BYTES = 2 * MIB
-_LEAST_STRETCH = 0.4  # of the axis, for what comes after the last step
-_NARROWEST_NAME = 0.0092  # of the axis, for a character
-_WIDTH_POWER = 0.3  # a phase of n events is as wide as n to this power
+from .looks import EDGE, FREE, OUTSIDE, SICK, WELL, draw_limit
+from .over_time import alive_in
+from .segments import Segment, draw_asked, draw_segment, legend_of, note_small, reserved_bytes
 
 
 class PatientBytes(NamedTuple):
@@ -29,12 +24,6 @@ class PatientBytes(NamedTuple):
     before_bytes: int
     limit_bytes: int
     after_bytes: int | None = None
-
-
-class Segment(NamedTuple):
-    """A segment of the caching allocator: its blocks as (bytes, category; "" if free), in order."""
-
-    blocks: tuple[tuple[int, str], ...]
 
 
 def draw_ward(
@@ -56,10 +45,10 @@ def draw_ward(
         figure, axes = empty_figure(height=1.4 + 0.52 * len(cases))
         for row, case in enumerate(cases.values()):
             _bar(
-                axes, row - (thick / 2 if cured else 0), case.before_bytes, case, _SICK, "//", thick
+                axes, row - (thick / 2 if cured else 0), case.before_bytes, case, SICK, "//", thick
             )
             if case.after_bytes is not None:
-                _bar(axes, row + thick / 2, case.after_bytes, case, _WELL, "", thick)
+                _bar(axes, row + thick / 2, case.after_bytes, case, WELL, "", thick)
         axes.axvline(1, color="black", linewidth=1.5)
         axes.set_yticks(range(len(cases)), [wrapped(name) for name in cases])
         axes.invert_yaxis()
@@ -69,7 +58,7 @@ def draw_ward(
         )
         axes.set_xlabel("bytes, divided by the budget")
         axes.set_title(title)
-        looks = [("before", _SICK, "//")] + ([("after the cure", _WELL, "")] if cured else [])
+        looks = [("before", SICK, "//")] + ([("after the cure", WELL, "")] if cured else [])
         handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=n) for n, c, h in looks]
         axes.legend(handles=handles, loc="lower right")
         print_evidence(figure, evidence)
@@ -120,83 +109,23 @@ def draw_segments(
         panels = figure.subplots(1, len(rows), squeeze=False, sharey=True)[0]
         for axes, (name, segments) in zip(panels, rows.items(), strict=True):
             for number, segment in enumerate(segments):
-                _segment(axes, number, segment)
-                _note_small(axes, number, segment)
+                draw_segment(axes, number, segment)
+                note_small(axes, number, segment)
             if name in asked:
-                _asked(axes, len(segments), asked[name])
+                draw_asked(axes, len(segments), asked[name])
             axes.set_xlim(0, 1.05 * most / MIB)
-            axes.set_title(f"{name}\n{format_bytes(_reserved(segments))} reserved", fontsize=12)
+            axes.set_title(
+                f"{name}\n{format_bytes(reserved_bytes(segments))} reserved", fontsize=12
+            )
             axes.set_xlabel("size of the segment (MiB)")
             axes.grid(False, axis="y")
         panels[0].set_ylim(count - 0.3, -0.7)
         panels[0].set_ylabel("segments")
         panels[0].set_yticks([])
-        figure.legend(handles=_legend(rows, names or {}), loc="outside right upper")
+        figure.legend(handles=legend_of(rows, names or {}), loc="outside right upper")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.SIMULATED])
     return figure
-
-
-def _reserved(segments: Sequence[Segment]) -> int:
-    return sum(size for segment in segments for size, _ in segment.blocks)
-
-
-def _legend(rows: Mapping[str, Sequence[Segment]], names: Mapping[str, str]) -> list[Patch]:
-    taken = {name for row in rows.values() for s in row for size, name in s.blocks if size > MIB}
-    looks = [(names.get(name, name), LOOKS[Category(name)]) for name in sorted(taken - {""})]
-    return [
-        *(Patch(facecolor=k.color, hatch=k.hatch, edgecolor="white", label=n) for n, k in looks),
-        Patch(facecolor=_FREE, edgecolor=_EDGE, label="reserved, free"),
-    ]
-
-
-def _asked(axes, number: int, size: int) -> None:
-    axes.barh(
-        number, size / MIB, height=0.7, color=_FREE, edgecolor=_SICK, linewidth=1.5, linestyle="--"
-    )
-    axes.annotate(
-        f"asked for: {format_bytes(size)}",
-        (size / MIB, number),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9,
-    )
-
-
-def _segment(axes, number: int, segment: Segment) -> None:
-    left = 0.0
-    for size, name in segment.blocks:
-        look = LOOKS[Category(name)] if name else None
-        axes.barh(
-            number,
-            size / MIB,
-            left=left / MIB,
-            height=0.7,
-            color=look.color if look else _FREE,
-            hatch=look.hatch if look else "",
-            edgecolor="white" if look else _EDGE,
-            linewidth=0.5,
-        )
-        left += size
-    axes.barh(number, left / MIB, height=0.7, fill=False, edgecolor=_EDGE, linewidth=0.5)
-
-
-def _note_small(axes, number: int, segment: Segment) -> None:
-    """A segment of the small pool looks free: what is in it is thinner than a line."""
-    size = sum(size for size, _ in segment.blocks)
-    if size != _SMALL_SEGMENT_BYTES:
-        return
-    taken = sum(part for part, name in segment.blocks if name)
-    note = f"small tensors; {format_bytes(taken)} taken"
-    axes.annotate(
-        note,
-        (size / MIB, number),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9,
-    )
 
 
 def draw_peak(blocks: Mapping[str, int], limit_bytes: int, *, title: str) -> Figure:
@@ -215,7 +144,7 @@ def draw_peak(blocks: Mapping[str, int], limit_bytes: int, *, title: str) -> Fig
             text = f"{wrapped(name)}\n{size / MIB:.1f} MiB"
             axes.text(left + size / MIB / 2, 0, text, ha="center", va="center", fontsize=9)
             left += size / MIB
-        _limit(axes, limit_bytes, upright=True)
+        draw_limit(axes, limit_bytes, upright=True)
         axes.set_yticks([])
         axes.set_ylim(-0.6, 0.75)
         axes.set_xlim(0, 1.02 * left)
@@ -224,167 +153,6 @@ def draw_peak(blocks: Mapping[str, int], limit_bytes: int, *, title: str) -> Fig
         axes.set_title(title)
         print_evidence(figure, [Evidence.MEASURED])
     return figure
-
-
-def _limit(axes, limit_bytes: int, *, upright: bool = False) -> None:
-    """The budget, as a dashed line with its name."""
-    at = limit_bytes / MIB
-    line = axes.axvline if upright else axes.axhline
-    line(at, color="black", linewidth=1.5, linestyle="--", zorder=0.9 if upright else 2)
-    axes.annotate(
-        f" budget {format_bytes(limit_bytes)}",
-        (at, 0.98) if upright else (0.01, at),
-        xycoords=axes.get_xaxis_transform() if upright else axes.get_yaxis_transform(),
-        xytext=(0, 0 if upright else 3),
-        textcoords="offset points",
-        va="top" if upright else "bottom",
-        fontsize=9,
-    )
-
-
-def draw_alive(runs: Mapping[str, Examination], *, title: str, after_last: str = "") -> Figure:
-    """What is alive through whole runs, a panel each: lines end the steps, a dashed one is the budget.
-
-    Args:
-        runs: by the title of their panel.
-        after_last: what comes after the last step, written there.
-
-    Raises:
-        ValueError: no run.
-    """
-    if not runs:
-        raise ValueError("draw_alive() needs a run or more.")
-    with course_style():
-        figure = Figure(figsize=(9.0, 3.4), layout="constrained")
-        panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-        for axes, (name, found) in zip(panels, runs.items(), strict=True):
-            _alive(axes, found, after_last)
-            axes.set_title(name, fontsize=12)
-        panels[0].set_ylabel("alive (MiB)")
-        panels[0].set_ylim(0, 1.2 * max(f.run.peak_bytes for f in runs.values()) / MIB)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-        print_evidence(figure, [Evidence.MEASURED])
-    return figure
-
-
-def _alive(axes, found: Examination, after_last: str = "") -> None:
-    """All bytes alive after each allocator event, with the ends of steps."""
-    timeline = found.run.timeline
-    curve = timeline.alive_bytes / MIB
-    ends = np.searchsorted(timeline.times_ns, step_ends(found), side="right")
-    names = [str(number) for number in range(1, len(ends) + 1)]
-    if after_last:
-        ends, names = np.append(ends, len(curve)), [*names, after_last]
-    starts = np.concatenate([[0], ends[:-1]])
-    places = _places(len(curve), int(starts[-1])) if after_last else np.arange(len(curve) + 1.0)
-    axes.fill_between(places[:-1], 0, curve, step="post", color=_WELL, linewidth=0)
-    for end in ends[:-1]:
-        axes.axvline(places[end], color=_EDGE, linewidth=0.6)
-    peaks = [
-        first + int(curve[first:end].argmax()) for first, end in zip(starts, ends, strict=True)
-    ]
-    axes.plot(places[peaks], curve[peaks], "v", color="black", markersize=4, zorder=3)
-    _name_highest(axes, places, curve)
-    axes.set_xticks((places[starts] + places[ends]) / 2, names)
-    axes.set_xlim(0, places[-1])
-    axes.set_ylim(0, 1.25 * max(curve.max(), found.patient.limit_bytes / MIB))
-    axes.set_xlabel("step, by allocator events; \N{BLACK DOWN-POINTING TRIANGLE} its peak")
-    axes.grid(False, axis="x")
-    _limit(axes, found.patient.limit_bytes)
-
-
-def _places(count: int, last: int) -> np.ndarray:
-    """Where events stand, and the end: those from `last` on take a share of the axis at least."""
-    places = np.arange(count + 1.0)
-    wanted = last * _LEAST_STRETCH / (1 - _LEAST_STRETCH)
-    factor = max(1.0, wanted / max(count - last, 1))
-    return np.where(places > last, last + (places - last) * factor, places)
-
-
-def _name_highest(axes, places: np.ndarray, curve: np.ndarray) -> None:
-    """The number of the highest peak, which decides."""
-    at = int(curve.argmax())
-    axes.annotate(
-        f"{curve[at]:.1f} MiB",
-        (places[at], curve[at]),
-        xytext=(0, 5),
-        textcoords="offset points",
-        ha="right" if places[at] > 0.85 * places[-1] else "center",
-        fontsize=9,
-    )
-
-
-def draw_stacked(found: Examination, *, title: str, steps: int = 2) -> Figure:
-    """What is alive by category through a run's first steps, its phases named, against the budget."""
-    timeline = found.run.timeline
-    last = int(np.searchsorted(timeline.times_ns, step_ends(found)[steps - 1], side="right"))
-    phases = _phases(found, last)
-    places = _by_phase(phases, last)
-    with course_style():
-        figure, axes = empty_figure(height=4.2)
-        floor = np.zeros(last)
-        for category, curve in timeline.series().items():
-            look, top = LOOKS[category], floor + curve[:last] / MIB
-            axes.fill_between(
-                places[:-1],
-                floor,
-                top,
-                step="post",
-                label=str(category) if curve.max() > timeline.peak_bytes / 50 else "",
-                facecolor=look.color,
-                hatch=look.hatch,
-                edgecolor="white",
-                linewidth=0,
-            )
-            floor = top
-        _name_phases(axes, phases, places)
-        at = int(floor.argmax())
-        axes.plot(places[at], floor[at], "v", color="black", markersize=6, zorder=3)
-        _name_highest(axes, places, floor)
-        axes.set_xlim(0, places[-1])
-        axes.set_xticks([])
-        axes.set_ylim(0, 1.2 * max(floor.max(), found.patient.limit_bytes / MIB))
-        axes.set_xlabel("allocator events, in order; short phases drawn wider")
-        axes.set_ylabel("alive (MiB)")
-        axes.set_title(title, pad=22)
-        _limit(axes, found.patient.limit_bytes)
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
-        print_evidence(figure, [Evidence.MEASURED])
-    return figure
-
-
-def _phases(found: Examination, last: int) -> list[tuple[str, int, int]]:
-    """Each phase with its first event and the one behind its last, as far as those are drawn."""
-    timeline, found_phases = found.run.timeline, []
-    for span in timeline.spans:
-        edges = np.searchsorted(timeline.times_ns, (span.start_ns, span.end_ns))
-        left, right = (min(int(index), last) for index in edges)
-        found_phases += [(span.name, left, right)] if right > left else []
-    return found_phases
-
-
-def _by_phase(phases: Sequence[tuple[str, int, int]], last: int) -> np.ndarray:
-    """Where events stand, and the end: a phase of few events is wider than their share."""
-    widths = np.ones(last)
-    for _, left, right in phases:
-        widths[left:right] = (right - left) ** (_WIDTH_POWER - 1)
-    return np.concatenate([[0.0], np.cumsum(widths)])
-
-
-def _name_phases(axes, phases: Sequence[tuple[str, int, int]], places: np.ndarray) -> None:
-    """A line where a phase begins, and its name above where there is room for it."""
-    for name, left, right in phases:
-        start, end = places[left], places[right]
-        axes.axvline(start, color=_EDGE, linewidth=0.6)
-        if end - start > _NARROWEST_NAME * len(name) * places[-1]:
-            axes.annotate(
-                name,
-                ((start + end) / 2, 1.01),
-                xycoords=axes.get_xaxis_transform(),
-                ha="center",
-                fontsize=8,
-            )
 
 
 class FullCard(NamedTuple):
@@ -416,8 +184,8 @@ def draw_four_ways(
         split, outside, stairs, tooth = figure.subplots(2, 2).flat
         _pieces(split, pieces)
         _card(outside, card)
-        _alive(stairs, kept)
-        _alive(tooth, moment)
+        alive_in(stairs, kept)
+        alive_in(tooth, moment)
         stairs.set_ylabel("alive (MiB)")
         titles = (
             "a. In pieces: none is large enough\n(fragmentation, simulated)",
@@ -436,10 +204,10 @@ def draw_four_ways(
 
 def _pieces(axes, pieces: Pieces) -> None:
     """Each segment with its blocks, what was asked for, and what lies outside of all segments."""
-    segments, reserved = pieces.segments, _reserved(pieces.segments)
+    segments, reserved = pieces.segments, reserved_bytes(pieces.segments)
     for number, segment in enumerate(segments):
-        _segment(axes, number, segment)
-    _asked(axes, len(segments), pieces.asked_bytes)
+        draw_segment(axes, number, segment)
+    draw_asked(axes, len(segments), pieces.asked_bytes)
     axes.set_ylim(len(segments) + 0.7, -0.7)
     axes.set_yticks([])
     axes.set_xlim(0, 2.9 * pieces.asked_bytes / MIB)
@@ -455,7 +223,7 @@ def _pieces(axes, pieces: Pieces) -> None:
         va="bottom",
         fontsize=8,
     )
-    handles = _legend({"": segments}, pieces.names)
+    handles = legend_of({"": segments}, pieces.names)
     axes.legend(handles=handles, loc="upper right", fontsize=8, borderaxespad=0.2)
 
 
@@ -464,8 +232,8 @@ def _card(axes, card: FullCard) -> None:
     left = 0.0
     for row, (name, size) in enumerate(card.parts.items()):
         is_free = name == "free"
-        color = _FREE if is_free else _OUTSIDE if name in card.not_pytorch else _WELL
-        hatch = "//" if color == _OUTSIDE else ""
+        color = FREE if is_free else OUTSIDE if name in card.not_pytorch else WELL
+        hatch = "//" if color == OUTSIDE else ""
         axes.barh(
             row,
             size / GIB,
@@ -473,7 +241,7 @@ def _card(axes, card: FullCard) -> None:
             height=0.7,
             color=color,
             hatch=hatch,
-            edgecolor=_EDGE if is_free else "white",
+            edgecolor=EDGE if is_free else "white",
         )
         right = left + size / GIB
         text, align, at = f"{size / GIB:.2f}", "left", right
@@ -494,71 +262,13 @@ def _card(axes, card: FullCard) -> None:
     axes.grid(False, axis="y")
 
 
-def draw_steps(
-    runs: Mapping[str, Sequence[Step]],
-    names: Mapping[str, Sequence[str]],
-    *,
-    limit_bytes: int,
-    title: str,
-) -> Figure:
-    """Each step's peak as a bar, and what is reserved after it as a line; a panel a run.
-
-    Args:
-        runs: steps by the title of their panel.
-        names: of each run's steps.
-        limit_bytes: the budget, a dashed line.
-        title: of the figure.
-
-    Raises:
-        ValueError: no run.
-    """
-    if not runs:
-        raise ValueError("draw_steps() needs a run or more.")
-    with course_style():
-        figure = Figure(figsize=(9.0, 3.6), layout="constrained")
-        panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-        for axes, (name, steps) in zip(panels, runs.items(), strict=True):
-            places = range(len(steps))
-            peaks = [step.peak_bytes / MIB for step in steps]
-            axes.bar(places, peaks, color=_WELL, label="peak alive in the step (measured)")
-            reserved = [step.reserved_bytes / MIB for step in steps]
-            axes.step(
-                [place + 0.4 for place in (*places, len(steps))],  # behind its step's bar
-                [*reserved, reserved[-1]],
-                where="post",
-                color=_SICK,
-                linewidth=2,
-                label="reserved after it (simulated)",
-            )
-            axes.set_xticks(places, names[name], fontsize=9)
-            axes.set_xlabel("tokens of the step's texts")
-            axes.grid(False, axis="x")
-            axes.set_title(name, fontsize=12)
-        most = max(step.reserved_bytes for steps in runs.values() for step in steps)
-        most_steps = max(map(len, runs.values()))
-        panels[0].set_ylim(0, 1.1 * max(most, limit_bytes) / MIB)
-        for axes in panels:
-            _limit(axes, limit_bytes)
-            axes.set_xlim(-0.6, most_steps - 0.3)
-        panels[0].set_ylabel("memory (MiB)")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=9)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-        print_evidence(figure, [Evidence.MEASURED, Evidence.SIMULATED])
-    return figure
-
-
 __all__ = [
     "FullCard",
     "PatientBytes",
     "Pieces",
-    "Segment",
-    "draw_alive",
     "draw_four_ways",
     "draw_peak",
     "draw_segments",
-    "draw_stacked",
-    "draw_steps",
     "draw_ward",
 ]
 
