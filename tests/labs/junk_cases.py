@@ -221,13 +221,13 @@ def tried(
 
 
 def swept(names: list[str], share: float = 1.0) -> Iterator[Found]:
-    """All calls, or a share of them that is always the same."""
-    chosen = random.Random(0)
+    """All calls, or a share of them: the same ones, whatever else is public."""
     for name, thing in public().items():
         if names and not any(name == asked or name.endswith(f".{asked}") for asked in names):
             continue
         parameters, values = arguments(name, thing)
         for parameter in parameters.values():
+            chosen = random.Random(f"{name} {parameter.name}")
             for junk in JUNK:
                 if chosen.random() < share:
                     found = tried(name, thing, parameter, junk, values)

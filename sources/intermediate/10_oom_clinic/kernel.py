@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,10 +32,14 @@ def run_cells(cells: Sequence[str], timeout_seconds: float = 60) -> list[str]:
     A cell that fails leaves its error in the kernel, as in a notebook, and the next one runs.
 
     Raises:
-        ValueError: there is no cell.
+        ValueError: there is no cell, or the limit is no positive number of seconds.
     """
     if not cells:
         raise ValueError("run_cells() needs a cell or more.")
+    if not 0 < timeout_seconds < math.inf:
+        raise ValueError(
+            f"timeout_seconds={timeout_seconds}: a cell needs a limit above 0, such as 60."
+        )
     from jupyter_client.manager import start_new_kernel
 
     # Its note on the connection would stand among the outputs.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from utils.checked import check_public
 from utils.units import MIB, Category, format_bytes
 from utils.views.style import LOOKS
 
@@ -35,7 +35,7 @@ def legend_of(rows: Mapping[str, Sequence[Segment]], names: Mapping[str, str]) -
     ]
 
 
-def draw_asked(axes, number: int, size: int) -> None:
+def draw_asked(axes: Axes, number: int, size: int) -> None:
     axes.barh(
         number, size / MIB, height=0.7, color=FREE, edgecolor=SICK, linewidth=1.5, linestyle="--"
     )
@@ -49,7 +49,7 @@ def draw_asked(axes, number: int, size: int) -> None:
     )
 
 
-def draw_segment(axes, number: int, segment: Segment) -> None:
+def draw_segment(axes: Axes, number: int, segment: Segment) -> None:
     left = 0.0
     for size, name in segment.blocks:
         look = LOOKS[Category(name)] if name else None
@@ -67,7 +67,7 @@ def draw_segment(axes, number: int, segment: Segment) -> None:
     axes.barh(number, left / MIB, height=0.7, fill=False, edgecolor=EDGE, linewidth=0.5)
 
 
-def note_small(axes, number: int, segment: Segment) -> None:
+def note_small(axes: Axes, number: int, segment: Segment) -> None:
     """A segment of the small pool looks free: what is in it is thinner than a line."""
     size = sum(size for size, _ in segment.blocks)
     if size != SMALL_SEGMENT_BYTES:
@@ -85,5 +85,3 @@ def note_small(axes, number: int, segment: Segment) -> None:
 
 
 __all__ = ["Segment", "draw_asked", "draw_segment", "legend_of", "note_small", "reserved_bytes"]
-
-check_public(globals())
