@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from evidence.recorded import CARD, recorded_fine_tunes
+from utils.catalog.rules import one_of
 from utils.checked import check_public
 from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
@@ -14,7 +15,12 @@ MODEL = "Qwen/Qwen2.5-7B"
 
 
 def beside_recorded(method: str = "qlora") -> pd.DataFrame:
-    """A row for each recorded fine-tune of `MODEL` by a method, without accumulation: GiB and seconds."""
+    """A row for each recorded fine-tune of `MODEL` by a method, without accumulation: GiB and seconds.
+
+    Raises:
+        ValueError: none of a method was recorded.
+    """
+    one_of("method", method, sorted({row.recipe.method for row in recorded_fine_tunes()}))
     rows = []
     for row in recorded_fine_tunes():
         how = row.recipe

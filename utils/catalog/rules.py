@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from numbers import Real
 from typing import TypeGuard
 
@@ -69,6 +69,13 @@ def one_of(name: str, value: object, choices: Sequence[object]) -> None:
     """`value` is one of `choices`. Raises ValueError listing them."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; write one of {', '.join(map(repr, choices))}.")
+
+
+def some(where: str, **rows: Sized) -> None:
+    """None of the rows is empty. Raises ValueError naming one that is."""
+    for name, row in rows.items():
+        if not len(row):
+            raise ValueError(f"{where}: {name} is empty; give one or more.")
 
 
 def of_kind(where: str, **values: tuple[object, *tuple[type, ...]]) -> None:

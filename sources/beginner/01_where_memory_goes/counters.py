@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.catalog.rules import some
 from utils.checked import check_public
 from utils.memory import Measurement
 from utils.units import GIB, KIB, MIB
@@ -122,7 +123,11 @@ def draw_counters(cards: Mapping[str, Counters], *, title: str) -> Figure:
     Args:
         cards: by a name that says where the numbers come from.
         title: of the figure.
+
+    Raises:
+        ValueError: there is no card.
     """
+    some("draw_counters", cards=cards)
     widest = max(sum(counters.parts()) for counters in cards.values())
     with course_style():
         figure, axes = empty_figure(height=1.5 + 0.7 * len(cards))

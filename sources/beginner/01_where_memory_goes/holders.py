@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.catalog.rules import some
 from utils.checked import check_public
 from utils.memory import Measurement
 from utils.memory.events import Allocation
@@ -45,8 +46,9 @@ def draw_holders(
         title: of the figure.
 
     Raises:
-        ValueError: a run has more such tensors than there are names.
+        ValueError: there is no run, or one has more such tensors than there are names.
     """
+    some("draw_holders", runs=runs)
     highest = max(run.peak_bytes for run in runs)
     with course_style():
         figure, axes = empty_figure(height=1.6 + 0.9 * len(runs))

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from utils.catalog.rules import some
 from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
@@ -65,7 +66,11 @@ def draw_twins(
         title: says what is found.
         mark: a step, and what happens there.
         log: a logarithmic axis of losses.
+
+    Raises:
+        ValueError: there is no run.
     """
+    some("draw_twins", runs=runs)
     with course_style():
         figure = Figure(figsize=(10, 4.0), layout="constrained")
         losses, scale = figure.subplots(1, 2, width_ratios=[3, 2])

@@ -15,6 +15,7 @@ from utils.views.style import course_style, empty_figure
 
 from .number_formats import FORMATS, NumberFormat
 
+MOST_DRAWN = 1000  # numbers of the right panel
 RANGE, FADED, EXPONENT, SIGN = "#3f90da", "#b9d5f0", "#ffa90e", "#c9c9c9"
 FLIPS = (
     "no bit",
@@ -42,8 +43,10 @@ def draw_formats(
         title: of the figure.
 
     Raises:
-        ValueError: a name is no format of the course.
+        ValueError: a name is no format of the course, or the last number is not above 1.
     """
+    if not 1 < up_to <= MOST_DRAWN:
+        raise ValueError(f"draw_formats: up_to is {up_to}; it must be above 1, to {MOST_DRAWN:,}.")
     formats = [_format(name) for name in names]
     with course_style():
         figure = Figure(figsize=(11, 1.3 + 0.55 * len(formats)), layout="constrained")

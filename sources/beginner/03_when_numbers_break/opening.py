@@ -6,16 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from utils.catalog.rules import whole
 from utils.checked import check_public
 from utils.techniques import NumericsRecorder, StepRecord
 
 from .network import CLASSES, FEATURES, network
 
-ROWS = 64
+ROWS, MOST_STEPS = 64, 1000
 
 
 def healthy_run(steps: int) -> list[StepRecord]:
-    """A record of so many steps, on the lesson's kind of data."""
+    """A record of so many steps, on the lesson's kind of data.
+
+    Raises:
+        ValueError: no number of steps from 1 to `MOST_STEPS`.
+    """
+    whole("healthy_run", most=MOST_STEPS, steps=steps)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(steps, ROWS, FEATURES, generator=generator)
     teacher = torch.randn(FEATURES, CLASSES, generator=generator)

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from utils.catalog.rules import some
 from utils.checked import check_public
 from utils.simulation import simulate
 from utils.units import Evidence
@@ -62,7 +63,17 @@ def kept_by_block(
 
 
 def draw_kept(arms: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """A bar for each way to train, KB per token, by what it is kept for."""
+    """A bar for each way to train, KB per token, by what it is kept for.
+
+    Raises:
+        ValueError: there is no way, or one lacks a part of `PARTS`.
+    """
+    some("draw_kept", arms=arms)
+    for name, kept in arms.items():
+        if lacking := [part for part in PARTS if part not in kept]:
+            raise ValueError(
+                f"draw_kept: {name} has no {', '.join(lacking)}; take kept_by_block()'s."
+            )
     with course_style():
         figure, axes = empty_figure(height=1.9 + 0.62 * len(arms))
         left = dict.fromkeys(arms, 0.0)

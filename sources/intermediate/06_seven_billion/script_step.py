@@ -39,7 +39,12 @@ def scripted(
         rank: of the adapters.
         autocast: what accelerate puts around forward for `Trainer(bf16=True)`.
         prepare: call `prepare_model_for_kbit_training` on the frozen model.
+
+    Raises:
+        ValueError: there is no GPU, neither here nor simulated.
     """
+    if not torch.cuda.is_available():
+        raise ValueError("scripted() builds on a GPU; without one, call it inside of simulate().")
     import peft
     from accelerate.utils.operations import convert_outputs_to_fp32
     from transformers import AutoModelForCausalLM
