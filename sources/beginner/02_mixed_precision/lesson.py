@@ -165,7 +165,7 @@ def train_by_hand(model, optimizer, batches, scale, patience):
 # %%
 def types_of_a_step(model, optimizer, dtype):
     seen, (images, labels) = {}, (torch.randn(2, 3, 32, 32, device=device), torch.tensor([0, 1], device=device))
-    for layer in model.modules():
+    for layer in model.to(device).modules():
         layer.register_forward_hook(lambda layer, given, out: seen.update({type(layer): {"input": given[0].dtype, "output": out.dtype}}))
     with torch.amp.autocast(device.type, dtype=dtype):
         loss = F.cross_entropy(model(images), labels)
@@ -178,8 +178,7 @@ def types_of_a_step(model, optimizer, dtype):
 
 
 # %%
-model, optimizer = build()
-of_layers = pd.DataFrame(types_of_a_step(model.to(device), optimizer, FP16)).T
+of_layers = pd.DataFrame(types_of_a_step(*build(), FP16)).T
 of_layers.loc[["Conv2d", "BatchNorm2d", "ReLU", "Linear", "loss"]].map(lambda dtype: str(dtype).removeprefix("torch.")).replace("nan", "")
 
 # %% [markdown]
