@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -37,6 +39,15 @@ def test_the_ground_changes_where_a_moment_begins_to_decide() -> None:
     ]
     assert filled == [False, True] * 2, "filled in the optimizer step, hollow in backward"
     assert [list(line.get_xdata()) for line in axes.lines][1:3] == [[1], [16, 32]]
+
+
+def test_a_line_is_level_up_to_its_corner() -> None:
+    level = replace(simulated(8, in_step=True), items=1)
+    runs = [level, simulated(16), simulated(32)]
+    (axes,) = draw_moments({"fp32": runs, "mixed": runs}, title="A title").axes
+    batches, heights = axes.lines[0].get_data()
+    assert list(batches) == pytest.approx([1, 8, 16, 32])
+    assert heights[0] == heights[1] == level.peak_bytes / GIB
 
 
 def test_a_line_is_followed_to_any_height() -> None:
@@ -76,8 +87,11 @@ def test_the_corner_does_not_say_that_a_card_was_used() -> None:
 
 def test_a_record_stands_beside_its_simulation() -> None:
     sizes = {"allocated_peak_bytes": 3 * GIB, "reserved_peak_bytes": 4 * GIB}
-    row = {"precision": "fp32", "batch": 8, "images_per_second": 99.6} | sizes
-    table = record_table([row, row | {"cap": "16GB"}], [2 * GIB, 2 * GIB], 16e9)
+    there = {"peak_phase": "forward", "breakdown": {"temporaries": GIB / 2}}
+    row = {"precision": "fp32", "batch": 8, "images_per_second": 99.6} | sizes | there
+    capped = row | {"cap": "16GB", "breakdown": {}}
+    table = record_table([row, capped], [2 * GIB, 2 * GIB], 16e9)
+    assert list(table["peak in"]) == ["forward"] * 2 and list(table["temporaries"]) == [0.5, 0]
     assert list(table["held to"]) == ["no limit", "14.90 GiB"]
     assert list(table["reserved - simulated"]) == [2, 2] and list(table["images/s"]) == [100, 100]
 

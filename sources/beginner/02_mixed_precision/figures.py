@@ -120,7 +120,9 @@ def _line_of_moments(
 ) -> None:
     category, style, marker, size = look
     color = LOOKS[category].color
-    axes.plot([m.items for m in runs], [m.peak_bytes / GIB for m in runs], style, color=color, lw=2)
+    corner = (batch_at(runs, runs[0].peak_bytes), runs[0].peak_bytes)  # level up to here
+    batches, peaks = zip(*sorted([corner, *((m.items, m.peak_bytes) for m in runs)]), strict=True)
+    axes.plot(batches, [peak / GIB for peak in peaks], style, color=color, lw=2)
     for moment in MOMENTS:
         here = [m for m in runs if m.peak_phase == moment]
         axes.plot(

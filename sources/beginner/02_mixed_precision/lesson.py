@@ -27,7 +27,7 @@
 #
 # "Mixed precision halves training memory." You train ResNet-50 with Adam on **one** image. The *peak* is the most memory
 # that the step holds at any moment; it decides whether the step fits. How large is the peak in mixed precision, divided by
-# that in fp32? 0.5 says half, 1 the same, more than 1 that it grows. Write your guess.
+# that in fp32? Write your guess: 0.5 is half, 1 the same.
 
 # %%
 my_bet_ratio = 0.5
@@ -75,7 +75,7 @@ def training_step(model, optimizer, batch, dtype=None, keep=False):
     optimizer.zero_grad(set_to_none=not keep)  # frees the gradients, or keeps them as zeros
     with torch.amp.autocast(at.type, dtype=dtype, enabled=dtype is not None):
         loss = F.cross_entropy(model(images), labels)
-    loss.backward()  # section 2 adds a loss scale: two numbers, which move no peak
+    loss.backward()  # section 2 adds a loss scale: a few numbers, which move no peak
     optimizer.step()
 
 
@@ -114,23 +114,23 @@ print(f"{Evidence.MEASURED} here: {format_bytes(real[0].peak_bytes)} in fp32, {r
 peaks = pd.DataFrame({name: {run.items: run.peak_bytes / 2**20 for run in line} for name, line in lines.items()})
 peaks["mixed / fp32"] = peaks["mixed"] / peaks["fp32"]
 assert (peaks["mixed / fp32"] <= 1).all() and peaks["mixed / fp32"].iloc[-1] < 0.7, "was the model changed?"
-peaks.rename_axis("images").rename(columns={"fp32": "fp32 (MiB)", "mixed": "mixed (MiB)"}).round(2)
+peaks.rename_axis("images").rename(columns={name: f"{name} (MiB, {Evidence.SIMULATED})" for name in lines}).round(2)
 
 # %% [markdown]
-# **Read it.** At one image mixed precision changes nothing, measured here and simulated for the T4. (A CPU's peak is lower than
-# the T4's: its Adam updates one tensor after another, a GPU's all at once.) Up to 4 images the peak lies in the optimizer
-# step, which 16 bits do not touch. At 64 the ratio is 0.6: weights and Adam's state are in both peaks. New words stand in
-# the [glossary](../00_glossary.ipynb).
+# **Read it.** At one image the peak does not move, measured here and simulated for the T4. (A CPU's peak is lower: its Adam
+# updates tensor after tensor, a GPU's all at once.) Up to 4 images the peak lies in the optimizer step, which 16 bits do not
+# touch. At 64 the ratio is 0.6: weights and Adam's state are in both peaks. New words stand in the
+# [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. The conversion, by hand
 #
 # Each layer computes on 16-bit copies (*casts*) of its weights and inputs. fp16 has few digits, and little range: from
-# 65,520 on it is infinite, below $2^{-25}$ it rounds to 0. Three things make it train all the same. **Master weights:** what
-# the optimizer updates stays fp32. **Sums in fp32:** a GPU's matrix units add up products in fp32, and the loss is computed in it.
-# **A loss scale:** the loss is multiplied before backward, so that small gradients stay above 0, and the gradients are divided after
-# it, in fp32. If one is not finite, the scale was too large, or the model has diverged: skip the step, and halve the scale.
-# After `patience` good steps, double it.
+# 65,520 on it is infinite, below $2^{-25}$ it rounds to 0. Three things make it train. **Master weights:** what the
+# optimizer updates stays fp32. **Sums in fp32:** a GPU's matrix units add up products in fp32, and the loss is computed in
+# it. **A loss scale:** the loss is multiplied before backward, so that small gradients stay above 0, and the gradients are
+# divided after it, in fp32. If one is not finite, the scale was too large, or the model has diverged: skip the step, and
+# halve the scale. After `patience` good steps, double it.
 
 # %%
 def train_by_hand(model, optimizer, batches, scale, patience):
@@ -158,10 +158,32 @@ def train_by_hand(model, optimizer, batches, scale, patience):
 # %% [markdown]
 # Now the library's two calls. **`torch.amp.autocast`** chooses a type for each operation: 16 bits for matrix products and
 # convolutions, fp32 for what needs digits or range, such as losses and layer norm ([CUDA's
-# list](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32)). All others, such as batch norm
-# and ReLU, follow their input, so that this ResNet's activations become 16-bit. (Batch norm's weights stay fp32; the loop
-# above would cast them.) **`torch.amp.GradScaler`** is the loss scale with its check. Their old names are `torch.cuda.amp`
-# and NVIDIA's Apex.
+# list](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32)). Most others, such as batch
+# norm and ReLU, follow their input. What becomes of this ResNet is told by *hooks*, functions that PyTorch calls at a set
+# point:
+
+# %%
+def types_of_a_step(model, optimizer, dtype):
+    seen, (images, labels) = {}, (torch.randn(2, 3, 32, 32, device=device), torch.tensor([0, 1], device=device))
+    for layer in model.to(device).modules():
+        layer.register_forward_hook(lambda layer, given, out: seen.update({type(layer): {"input": given[0].dtype, "output": out.dtype}}))
+    with torch.amp.autocast(device.type, dtype=dtype):
+        loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    for layer in model.modules():
+        if (weight := getattr(layer, "weight", None)) is not None:
+            seen[type(layer)] |= {"weight": weight.dtype, "gradient": weight.grad.dtype, "Adam's state": optimizer.state[weight]["exp_avg"].dtype}
+    return {kind.__name__: types for kind, types in seen.items()} | {"loss": {"output": loss.dtype}}
+
+
+# %%
+of_layers = pd.DataFrame(types_of_a_step(*build(), FP16)).T
+of_layers.loc[["Conv2d", "BatchNorm2d", "ReLU", "Linear", "loss"]].map(lambda dtype: str(dtype).removeprefix("torch.")).replace("nan", "")
+
+# %% [markdown]
+# **Read it.** Activations are 16-bit; weights, gradients and states fp32, and so is the loss. **`torch.amp.GradScaler`** is
+# the loss scale with its check. Their old names are `torch.cuda.amp` and NVIDIA's Apex.
 
 # %%
 def train_amp(model, optimizer, scaler, batches, dtype):
@@ -179,7 +201,7 @@ def train_amp(model, optimizer, scaler, batches, dtype):
 
 
 # %% [markdown]
-# Both train one small network on the same 12 batches. The scale starts high and `patience` is 4, so that it moves.
+# Both train one small network on the same 12 batches. The scale starts high, and `patience` is 4.
 
 # %%
 images, labels = shrunk(cifar10("train"), 768)  # 8 x 8 pixels
@@ -207,20 +229,20 @@ assert {"made", "skipped"} == set(steps["step"]), "the scale should start too la
 steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(4)
 
 # %% [markdown]
-# **Read it.** By hand and by library: the same losses on this machine, the same scale. Three steps of twelve are skipped: fp16
+# **Read it.** By hand and by library: the same losses and scale on this machine. Three steps of twelve are skipped: fp16
 # made nine updates. Twelve steps are too few to learn: guessing among ten costs $\ln 10 = 2.303$. bf16 needs no scaler: it
 # has the range of fp32, and three binary digits fewer than fp16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no units for bf16, and
-# <code>torch.cuda.is_bf16_supported()</code> says True there all the same: it counts <a
+# <code>torch.cuda.is_bf16_supported()</code> says True there: it counts <a
 # href="https://github.com/pytorch/pytorch/pull/115924">emulation</a>. Ask
 # <code>is_bf16_supported(including_emulation=False)</code>; on those cards take fp16 with a scaler.</div>
 
 # %% [markdown]
 # ### What the scale is for
 #
-# Backward runs through the ResNet in fp32, for four images that count as in a batch of 1024. *Hooks*, functions that PyTorch
-# calls at a set point, collect the gradients at its convolutions. The table rounds these to fp16, under four scales.
+# Backward runs through the ResNet in fp32, for four images that count as in a batch of 1024. Hooks collect the gradients at
+# its convolutions, which the table rounds to fp16 under four scales.
 
 # %%
 gradients, shares = at_convolutions(build()[0].to(device), images=4, batch=1024), {}
@@ -233,8 +255,8 @@ print(f"{len(gradients):,} gradients ({Evidence.MEASURED} in fp32, here), rounde
 of_scales.map("{:.2%}".format)
 
 # %% [markdown]
-# **Read it.** Without a scale, about 6% of these gradients become 0. At 256 hardly any do; PyTorch begins at $2^{16}$ = 65,536. A
-# scale far too large makes infinities, and each step is skipped.
+# **Read it.** Without a scale, about 6% of these gradients become 0. At 256 hardly any do; PyTorch begins at $2^{16}$ =
+# 65,536. A far larger scale makes infinities: steps are skipped until it has halved often enough.
 #
 # ### Break it, diagnose it: why not `model.half()`?
 #
@@ -252,9 +274,9 @@ v = torch.cat([state["exp_avg_sq"].flatten() for state in optimizer.state.values
 lost = ~weights.isfinite()
 print(f"all gradients finite: {bool(gradients.isfinite().all())}; weights that are not, after one step: {lost.sum()} of {len(weights)}")
 print(f"where v is 0: {(v == 0).sum()}, of these lost: {(lost & (v == 0)).sum()}; eps = 1e-8 in fp16: {torch.tensor(1e-8).half().item()}")
-largest_lost = gradients[lost].abs().max().item()
-print(f"gradients of the lost: {(gradients[lost] == 0).sum()} are 0, the largest is {largest_lost:.1e}; 0.001 times its square: {largest_lost**2 / 1000:.1e}")
-assert lost.any() and largest_lost**2 / 1000 < 2**-24, "the fp16 model should break here: is eps still 1e-8?"
+small = gradients.double() ** 2 / 1000 < 2**-25
+print(f"where 0.001 times the gradient's square is below 2^-25: {small.sum()}, of these lost: {(lost & small).sum()}")
+assert lost.any() and (lost != small).float().mean() < 0.01, "the fp16 model should break here: is eps still 1e-8?"
 
 # %%
 masters = torch.cat([p.detach().flatten() for p in build()[0].parameters() if p.dim() > 1])
@@ -266,9 +288,8 @@ pd.DataFrame(unmoved).rename_axis("step").map("{:.1%}".format)
 # %% [markdown]
 # **Diagnose it.** The gradients are finite, and two weights of three are not after the step: just those with a $v$ of 0.
 # After one step $v$ is $0.001 g^2$: below $2^{-25} = 3 \cdot 10^{-8}$ that is 0 in fp16. The default Adam divides by
-# $\sqrt{v} + \epsilon$, and $\epsilon$ is 0 as well. So *states* stay in fp32.
-# *Weights* do for another reason: late in training, when steps are as small as 1e-5, a third of this ResNet's weights
-# would stand still in fp16, and nine of ten in bf16.
+# $\sqrt{v} + \epsilon$, and $\epsilon$ is 0 as well. So *states* stay in fp32. *Weights* do for another reason: at steps of
+# 1e-5, as late in training, a third of this ResNet's first weights would stand still in fp16, and nine of ten in bf16.
 
 # %% [markdown]
 # ## 3. What halves, and which moment decides
@@ -301,8 +322,7 @@ print(f"P = {P:,}; MiB when backward begins, 64 images   ({runs[64, None].eviden
 (alive / 2**20).round(2).assign(**{"mixed / fp32": ratio.astype(str).replace("inf", "added")})
 
 # %% [markdown]
-# **Read it.** Parameters and Adam's state do not move by a byte. Activations halve. *Cast weights*, the 16-bit copies, are
-# added: nearly $2P$.
+# **Read it.** Activations halve; parameters and Adam's state stay. *Cast weights*, the 16-bit copies, are added: nearly $2P$.
 #
 # **Question.** Predict the peak of mixed precision at 1024 images, in GiB.
 
@@ -327,8 +347,8 @@ parts = {f"{Evidence.PREDICTED} (MiB)": guess, f"{Evidence.SIMULATED} (MiB)": pe
 pd.concat(parts, axis=1).rename_axis("images").round(1)
 
 # %% [markdown]
-# **Read it.** For a few images the optimizer step decides, without activations or copies. The formula is low, by an eighth
-# at 8 images: it leaves out *workspace*, in which the library of matrix products computes, and the first gradients.
+# **Read it.** For a few images the optimizer step decides. The formula is low, by an eighth at 8 images: it leaves out
+# *workspace*, in which the library of matrix products computes, and the first gradients.
 
 # %%
 bars = compare([replace(runs[key], name=f"{runs[key].name}: {runs[key].peak_phase}") for key in [(1, None), (1, FP16), (16, None), (16, FP16)]],
@@ -357,12 +377,13 @@ print(f"peaks at one image ({Evidence.SIMULATED})")
 changed.round(2)
 
 # %% [markdown]
-# **Read it.** Each habit alone changes little. With both, mixed precision takes 7% more: copies come on top of kept gradients.
+# **Read it.** Each habit alone moves the ratio little. With both, mixed precision takes 7% more: copies come on top of kept
+# gradients.
 #
 # ## 4. What fills a 16 GB card
 #
-# A card with "16 GB" on its box does not give you 16 GiB. The course takes 14.74 GiB for a T4, and 0.5 GiB of that for the CUDA
-# context, which is there before your first tensor (assumed). The script as it was:
+# A "16 GB" card gives you less than 16 GiB. The course takes 14.74 GiB for a T4, and 0.5 GiB of that for the CUDA context,
+# which is there before your first tensor (assumed). In fp32:
 
 # %%
 card = simulated_device("T4")
@@ -374,8 +395,8 @@ except OverBudgetError as error:
     print(error)
 
 # %% [markdown]
-# **Read it.** Batch 1024 in fp32 does not fit. To find what does, take a line through two peaks, and go down from there in
-# steps of 32 images. What counts is what the allocator *reserves*: tensors, and gaps between them that no tensor fits.
+# **Read it.** It does not fit. To find what does, take a line through two peaks, and go down from there in steps of 32
+# images. What counts is what the allocator *reserves*: tensors, and gaps between them that no tensor fits.
 
 # %%
 def run(size, dtype):
@@ -403,7 +424,7 @@ assert 512 <= largest[0] < 1024 <= largest[1], "the limits moved: were model or 
 
 # %% [markdown]
 # A real GPU also needs cuDNN's workspace. Here is the record of an H200, held to 16 GB or not. (*TF32* rounds the factors of
-# fp32 products to 10 binary digits; a T4 has none.)
+# fp32 products to 10 binary digits: PyTorch's default in convolutions, where the card has it. A T4 has none.)
 
 # %%
 record, CAP = recorded("resnet50")[0], 16e9
@@ -417,14 +438,14 @@ marks = {kind: {row["batch"]: row["allocated_peak_bytes"] for row in rows if row
 ends = {"fp32": [run(size, None) for size in (64, 512, 1024)], "mixed": [run(size, FP16) for size in (64, 512, 1024, 1184)]}
 top = {kind: {batch: peak / 2**30 for batch, peak in marks[kind].items()} for kind in ("fp32", "amp fp16")}
 above = top["fp32"][512] - run(512, None).peak_bytes / 2**30
-notes = {f"{above:.1f} GiB of workspace": (512, top["fp32"][512], -12, -5)}
-notes |= {f"{max(peaks)} images fit": (max(peaks), max(peaks.values()), 8, 14) for peaks in top.values()}
+notes = {f"{above:.1f} GiB above, in forward": (512, top["fp32"][512], -12, -5)}
+notes |= {f"{max(peaks)} fit the H200's limit": (max(peaks), max(peaks.values()), 8, 14) for peaks in top.values()}
 at_1024 = run(1024, FP16).peak_bytes / 2**30
 notes |= {f"mixed, 1024: {at_1024:.1f} GiB": (1024, at_1024, 88, -26)}
-figure = draw_on_the_card(ends, marks, highest_gib=20, title="Peaks of ResNet-50 with Adam: simulated for a T4, recorded on an H200", notes=notes,
+figure = draw_on_the_card(ends, marks, highest_gib=20, title="ResNet-50 with Adam, allocated at the peak: simulated (T4), recorded (H200)", notes=notes,
                           limits={f"a T4 less its context, {format_bytes(most)}": most, f"the H200's limit, {format_bytes(CAP)}": CAP})
 show(figure, alt="Peak memory against batch size, two lines. fp32 meets what a T4 leaves a little below 600 images, and mixed "
-     f"precision near 1150. The peaks recorded in TF32 and fp16 lie on the lines; fp32 at 512 lies {above:.1f} GiB above, by cuDNN's workspace.")
+     f"precision near 1150. The peaks recorded in TF32 and fp16 lie on the lines; fp32 at 512, without a limit, lies {above:.1f} GiB above.")
 
 # %%
 def verdict(name, dtype, kind):
@@ -442,29 +463,33 @@ print("left for gaps and workspace, mixed, batch 1024, GiB:", ", ".join(f"{left 
 answer.rename_axis("largest batch")
 
 # %% [markdown]
-# **Read it.** Yes: it fits. An H200 that may reserve 14.90 GiB trains 1184 images; the T4's 14.25 GiB would hold about 1130,
-# if its kernels take as much workspace. At 1024, mixed precision leaves 2.12 GiB for context, gaps and workspace. Twice the
-# assumed context still leaves 1.1. Gaps and workspace took 0.3 GiB of the limited H200, and more of the other: cuDNN and
-# the allocator take what is free. There, at 512 images, fp16 is 3.8 times as fast as fp32, and 1.4 times as fast as TF32.
+# **Read it.** By prediction it fits. An H200 that may reserve 14.90 GiB trains 1184 images; the T4's 14.25 GiB would hold
+# about 1130, if its kernels take as much workspace. At 1024, mixed precision leaves 2.12 GiB for context, gaps and
+# workspace. On the limited H200 gaps and workspace took 0.3 GiB in fp16, 0.7 in fp32. Without a limit fp32's peak lay in
+# forward, with 1.1 GiB of temporaries: cuDNN's workspace. At 512 images fp16 is 3.8 times as fast as fp32, and 1.4 times
+# as fast as TF32.
 #
 # ## 5. The same accuracy?
 #
 # NVIDIA published seven pairs of runs of ResNet-50 on ImageNet ([its
 # README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)): SGD, in
-# fp16 with a fixed loss scale of 128. Top-1 accuracy in percent; on the A100 "fp32" is TF32:
+# fp16 with a fixed loss scale of 128. Top-1 accuracy in percent, *spread* as printed (±); on the A100 "fp32" is TF32:
 
 # %%
 pairs = pd.DataFrame(table("nvidia_resnet50_accuracy")).set_index(["machine", "epochs"]).astype(float)
 pairs["mixed - fp32"] = (pairs["mixed_top1"] - pairs["fp32_top1"]).round(2)
 one = next(row for row in table("nvidia_resnet50") if row["gpu"] == "V100-16GB" and row["n_gpus"] == "1")
+wider = pairs[pairs["mixed - fp32"].abs() > pairs[["fp32_spread", "mixed_spread"]].max(axis=1)]
+print("wider than both spreads:", "; ".join(f"{machine}, {epochs} epochs, {gap:+}" for (machine, epochs), gap in wider["mixed - fp32"].items()))
 print(f"published: {source('nvidia_resnet50_accuracy').partition(' @')[0]}")
 print(f"training on one V100 16 GB: {one['fp32_or_tf32_images_s']} images/s in fp32, {one['mixed_images_s']} in mixed precision")
 pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]]
 
 # %% [markdown]
-# **Read it.** Mixed precision is lower in four pairs of seven, by 0.23 points at most, and higher in three, by 0.17 at most.
-# But by its `configs.yml` mixed runs use channels last, and on a DGX-1 larger batches. A V100 trains 3.3 times as fast, at
-# 224 pixels; for a T4 the README has inference alone, 2.8 times as fast. For Adam on CIFAR-10 nothing is shown here.
+# **Read it.** Mixed precision is lower in four pairs of seven, by up to 0.23 points, and higher in three, by up to 0.17. Two
+# gaps exceed both spreads; mixed is the lower. By its `configs.yml` mixed runs use channels last, and on a DGX-1 other
+# batches, learning rates and weight decays. With these a V100 trains 3.3 times as fast, at 224 pixels; for a T4 the README
+# has inference alone. For Adam on CIFAR-10 nothing is shown here.
 
 # %% [markdown]
 # ## 6. The scenario as asked
@@ -476,23 +501,23 @@ pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run(1024, FP16).peak_bytes / 2**30:.2f}"))
 
 # %% [markdown]
-# **Read it.** To compare accuracy, run it with `512 10 0 fp32` and `512 10 0 fp16`, then with seeds 1 to 4 in place of the 0:
-# a *pair* shares its seed. If the five differences have standard deviation $s$, a mean below $1.2 s$ cannot be told from 0. A
-# double batch is another change. Its images/s includes loading, which hides some gain.
+# **Read it.** To compare accuracy, run it with `512 10 0 fp32` and `512 10 0 fp16`, then with seeds 1 to 4: a *pair* shares
+# its seed. If the five differences have standard deviation $s$, a mean within $1.2 s$ of 0 shows nothing (Student's $t$,
+# 95%). A double batch is another change. Its images/s includes loading, which hides some gain.
 
 # %% [markdown]
 # ## Recap
 #
-# The peak decides. At one image mixed precision does not lower it, and can raise it; at hundreds, where activations decide,
-# it nearly halves.
+# The peak decides. For this ResNet at one image mixed precision hardly lowers it, and can raise it; at hundreds, where
+# activations decide, it nearly halves.
 #
 # **Test yourself.** A model of 3 billion parameters, trained with Adam in fp32, runs out of a 40 GB card at one text of 128
 # tokens. Would mixed precision help?
 #
 # <details><summary>Answer</summary>
 #
-# It does not fit. Weights, gradients and states take 16 bytes per parameter, 48 GB, and the default Adam's step peaks at 20,
-# 60 GB. No activation is alive then: there is nothing to halve. Another optimizer, sharding or offload helps.
+# No. Weights, gradients and states take 16 bytes per parameter, 48 GB, and the default Adam's step peaks at 20, 60 GB. No
+# activation is alive then: there is nothing to halve. Another optimizer, sharding or offload helps.
 #
 # </details>
 #
@@ -507,11 +532,12 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 #
 # **Plain PyTorch.** You have `model`, `optimizer`, `loss_function`, `loader` and `device`. Weights must be fp32 and no `half()`
 # anywhere: load a transformers model with `dtype=torch.float32` (version 5 takes its checkpoint's type by default). Run these
-# lines twice, first with `in_fp32 = True`, and call `torch.manual_seed(0)` before you make model and loader:
+# lines in two processes, first with `in_fp32 = True`, and call `torch.manual_seed(0)` before you make model and loader:
 #
 # ```python
 # import torch
 #
+# device = torch.device(device)  # "cuda" will do
 # in_fp32 = False  # True in the first run, whose losses and peak are there to compare with
 # channels_last = False  # True later: the layout of images in which 16-bit convolutions are fastest
 # clip_norm = None  # or the norm to which gradients are clipped, such as 1.0
@@ -544,12 +570,13 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 #     print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
 # ```
 #
-# It works if the first losses agree to two digits, the means differ by much less than fp32's loss fell, hardly a step is
-# skipped, and the peak is lower. A scale that falls without end is a fault ([03](03_when_numbers_break.ipynb)). With
+# It works if the first losses agree to two digits, the means differ by much less than fp32's loss fell, and hardly a step is
+# skipped; it helps if the peak is lower. A scale that falls without end is a fault ([03](03_when_numbers_break.ipynb)). With
 # accumulated gradients, `step` and `update` come once, after the last `backward`. Save `scaler.state_dict()` too, and
 # evaluate under autocast.
 #
-# **transformers.** You have `model` (in fp32) and `dataset`. The `Trainer` does this by one setting; it also clips, at 1.0:
+# **transformers.** You have `model` (in fp32) and `dataset`. The `Trainer` does this by one setting (for fp32, both are
+# False); it also clips, at 1.0:
 #
 # ```python
 # import torch
@@ -565,5 +592,5 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 #     print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
 # ```
 #
-# A peak that does not move is made of states, or of activations that autocast leaves in fp32, such as a language model's
-# logits: take another technique.
+# A peak that does not move is made of states, or of what stays fp32 under autocast, such as the copy of a language model's
+# logits in its loss: take another technique.

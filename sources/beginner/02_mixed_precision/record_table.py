@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 def record_table(
     rows: Sequence[Row], simulated_bytes: Sequence[int], cap_bytes: float
 ) -> pd.DataFrame:
-    """GiB of each run: simulated, allocated and reserved, and what it reserved above the simulation.
+    """GiB of each run: simulated, allocated and reserved, what lies above, and where the peak lay.
 
     Args:
         rows: of the record.
@@ -32,6 +32,8 @@ def record_table(
             "allocated": row["allocated_peak_bytes"] / GIB,
             "reserved": row["reserved_peak_bytes"] / GIB,
             "reserved - simulated": (row["reserved_peak_bytes"] - peak) / GIB,
+            "peak in": row["peak_phase"],
+            "temporaries": row["breakdown"].get("temporaries", 0) / GIB,
             "images/s": round(row["images_per_second"]),
         }
         for row, peak in zip(rows, simulated_bytes, strict=True)
