@@ -77,7 +77,11 @@ def test_a_line_ends_where_the_card_is_full() -> None:
         {"4k": 1000.0},
         title="rates",
         full={"4k": ["16 + 16"]},
+        crossings={"4k": [(2.9, 150.0)]},
     )
+    lines = figure.axes[0].get_lines()
+    rings = [line for line in lines if line.get_marker() == "o" and len(line.get_xdata())]
+    assert [np.asarray(line.get_xdata()).tolist() for line in rings] == [[2.9]], "one crossing"
     crosses = [
         line
         for line in figure.axes[0].get_lines()

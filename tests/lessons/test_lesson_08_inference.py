@@ -6,7 +6,7 @@ import pytest
 
 from evidence.validation.tables import table
 from utils.catalog import device
-from utils.lessons.lesson_08.inference import Serving, paged_tokens
+from utils.lessons.lesson_08.inference import Serving, crossing_tokens, paged_tokens
 
 
 def test_the_cache_of_a_token_by_hand() -> None:
@@ -52,6 +52,31 @@ def test_the_memory_is_a_line_in_tokens() -> None:
     assert served.cache_tokens(served.weight_bytes - 1) == 0, (
         "weights that do not fit leave no room"
     )
+
+
+def test_formats_cross_where_they_take_as_many_bytes() -> None:
+    cache, weights = Serving(model="llama-2-7b", cache_bytes=1), Serving(model="llama-2-7b", bits=8)
+    tokens = crossing_tokens(cache, weights)
+    linear = cache.linear_numbers
+    assert tokens == linear / (512 * 1024 - 256 * 1024), "a byte of each weight, over half a cache"
+    kept, read = (cache.memory_bytes(1, int(tokens)), weights.memory_bytes(1, int(tokens)))
+    assert kept == pytest.approx(read, rel=1e-6), "as many bytes of memory"
+    rates = [each.tokens_per_second("A100-80GB", 8, int(tokens / 8)) for each in (cache, weights)]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-4), "and as fast, at any batch"
+    assert crossing_tokens(weights, cache) == tokens, "the order does not matter"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [
+        (Serving(model="llama-2-7b"), Serving(model="llama-2-70b"), "two models"),
+        (Serving(model="llama-2-7b", bits=8, cache_bytes=1), Serving(model="llama-2-7b"), "any"),
+        (Serving(model="llama-2-7b"), Serving(model="llama-2-7b", bits=8), "any number of tokens"),
+    ],
+)
+def test_formats_that_never_cross_say_so(one: Serving, other: Serving, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        crossing_tokens(one, other)
 
 
 def test_gpt_fast_moved_the_bytes_that_we_count() -> None:

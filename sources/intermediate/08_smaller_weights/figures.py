@@ -278,6 +278,7 @@ def draw_rates(
     *,
     title: str,
     full: Mapping[str, Collection[str]] | None = None,
+    crossings: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Figure:
     """The bound on tokens per second over the batch, a line for each format.
 
@@ -286,6 +287,7 @@ def draw_rates(
         ceilings: by the panel's title, the rate at which arithmetic takes as long.
         title: the setting.
         full: by the panel's title, the formats whose line ends because the card is full.
+        crossings: by the panel's title, batch and rate where two formats are as fast.
 
     Raises:
         ValueError: nothing to draw, or a panel without a ceiling.
@@ -303,6 +305,8 @@ def draw_rates(
                 axes.plot(batches, rates, label=label, **look)
                 if full and label in full[name]:
                     axes.plot(batches[-1:], rates[-1:], "X", color=look["color"], ms=9)
+            for batch, rate in (crossings or {}).get(name, ()):
+                axes.plot(batch, rate, "o", color="black", ms=11, mfc="none")
             axes.axhline(ceilings[name], color="black", ls=":", lw=1.2, label="arithmetic in bf16")
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
@@ -313,8 +317,10 @@ def draw_rates(
             axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}")
             axes.yaxis.set_minor_formatter(NullFormatter())
         every[0].set_ylabel("tokens per second, all sequences")
-        every[-1].plot([], [], "X", color="black", ms=9, ls="", label="the card is full")
-        every[-1].legend(loc="upper left", bbox_to_anchor=(0, 0.9), fontsize=10)
+        every[0].plot([], [], "X", color="black", ms=9, ls="", label="the card is full")
+        if crossings:
+            every[0].plot([], [], "o", color="black", ms=11, mfc="none", label="two formats cross")
+        every[0].legend(loc="lower right", fontsize=10)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         print_evidence(figure, [Evidence.PREDICTED])
     return figure

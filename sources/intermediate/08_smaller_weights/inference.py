@@ -123,6 +123,28 @@ class Serving:
         return reading * row.peak_flops_per_second("bf16") / (2 * self.linear_numbers)
 
 
+def crossing_tokens(one: Serving, other: Serving) -> float:
+    """Cached tokens, of all sequences together, at which two formats of a model take as many bytes.
+
+    From there on the format with the smaller cache keeps less, and reads less for a step.
+
+    Raises:
+        ValueError: two models, or one format takes fewer bytes at any number of tokens.
+    """
+    if one.shape != other.shape:
+        raise ValueError(
+            f"{one.shape.name} and {other.shape.name} are two models; compare formats of one."
+        )
+    weights = one.weight_bytes - other.weight_bytes
+    cache = other.cache_bytes_per_token - one.cache_bytes_per_token
+    if weights * cache <= 0:
+        raise ValueError(
+            "Two formats cross where one saves on the weights and the other on the cache; "
+            "here one takes fewer bytes at any number of tokens."
+        )
+    return weights / cache
+
+
 def paged_tokens(lengths: Sequence[int], block: int = 16) -> int:
     """Cache that a paged cache gives out to sequences of these lengths: whole blocks, in tokens.
 
