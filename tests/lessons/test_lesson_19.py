@@ -18,7 +18,7 @@ from utils.lessons.lesson_19.figures_at_size import peak_parts
 from utils.lessons.lesson_19.layers import Mixture, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.mistakes import once
 from utils.lessons.lesson_19.tables import print_tokens
-from utils.lessons.lesson_19.training import train
+from utils.lessons.lesson_19.training import Losses, one_thread, train
 from utils.ranks import run_ranks
 from utils.traffic.counter import traffic
 
@@ -60,11 +60,11 @@ def _by_the_rule(model: Any) -> None:
         p.grad /= dist.get_world_size()
 
 
-def _one() -> list[float]:
+def _one() -> Losses:
     return train(small_model(_whole))
 
 
-def _on_ranks(rule: bool) -> tuple[list[float], int, int]:
+def _on_ranks(rule: bool) -> tuple[Losses, int, int]:
     model = small_model(_whole)
     keep_my_experts(model, dist.get_rank(), RANKS, _exchanged)
     with traffic() as sent:
@@ -82,6 +82,8 @@ def _over_all(model: Any) -> None:
 def test_losses_and_bytes_of_four_ranks() -> None:
     one, results = run_ranks(_one, 1)[0], run_ranks(_on_ranks, RANKS, True)
     assert results[0][0] == pytest.approx(one, rel=1e-12)
+    for losses, _, _ in results:
+        assert losses.first_norm == pytest.approx(one.first_norm, rel=1e-12)
     predicted = 4 * K * TOKENS * HIDDEN * 8 * LAYERS * STEPS
     assert sum(row[2] for row in results) == RANKS * predicted
     assert [row[1] for row in results] == [experts_held(small_model(_whole)) // RANKS] * RANKS
@@ -91,6 +93,19 @@ def test_experts_averaged_over_all_ranks_are_found() -> None:
     one, results = run_ranks(_one, 1)[0], run_ranks(_on_ranks, RANKS, False)
     assert results[0][0][0] == pytest.approx(one[0], rel=1e-12)
     assert abs(results[0][0][-1] / one[-1] - 1) > 1e-5
+    assert abs(results[0][0].first_norm / one.first_norm - 1) > 0.1, "gradients tell at once"
+
+
+def test_small_products_take_one_thread_and_give_the_others_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyError), one_thread():
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_shared_expert_sees_every_token() -> None:

@@ -92,7 +92,7 @@ def draw_dispatch(choice: Tensor, experts: int) -> Figure:
             axes.text(-0.75, level, name, ha="right", va="center", fontsize=11)
         for token in range(len(choice)):
             middle = k * token + (k - 1) / 2
-            said = f"token {token}: sum of {k}"
+            said = f"token {token}:\nweighted sum of {k}"
             axes.text(middle, -0.42, said, ha="center", va="top", fontsize=10)
         axes.set_xlim(-2.1, len(order) - 0.4)
         axes.set_ylim(-0.75, 2.45)
@@ -182,7 +182,9 @@ def draw_mesh() -> Figure:
         axes.text(-0.5, 0.5, "axis\n`replicas`", ha="right", va="center", color=_WEIGHTS)
         axes.set_xlim(-0.78, 1.5)
         axes.set_ylim(1.55, -0.42)
-        axes.set_title("Each rank is in two groups: one for its experts, one for all the rest")
+        axes.set_title(
+            "Each rank is in three groups: for rows, for its experts' weights, for all the rest"
+        )
     return figure
 
 
@@ -242,14 +244,14 @@ def draw_load(loads: Mapping[str, Sequence[Tensor]], ranks: int = 4) -> Figure:
                 for edge in (over.amin(0), over.amax(0)):
                     axes.plot(steps, edge, line, color=color, lw=0.7, alpha=0.7)
             said = "all rows on one rank" if parts else "every token chooses it"
-            for height, text in ((1, "even"), (4, said)):
-                axes.axhline(height, color="black", lw=0.8, ls=":")
-                axes.text(last, height + 0.04, text, fontsize=10, ha="right", va="bottom")
-            axes.set_ylim(0.8, 4.3)
+            for height, text, side in ((0.96, "even", "top"), (4.04, said, "bottom")):
+                axes.axhline(round(height), color="black", lw=0.8, ls=":")
+                axes.text(last, height, text, fontsize=10, ha="right", va=side)
+            axes.set_ylim(0.7, 4.3)
             axes.set_xlabel("step (mean of up to five)")
         both[0].set_ylabel("rows / mean")
         both[0].set_title("the busiest of 8 experts, k = 2", fontsize=11)
-        both[1].set_title(f"the busiest of {ranks} ranks, two experts each", fontsize=11)
+        both[1].set_title(f"busiest of {ranks} ranks, if two experts each", fontsize=11)
         figure.suptitle(
             f"Load in training: thick lines are means of {seeds} seeds, bands their least and most",
             weight="bold",

@@ -15,7 +15,11 @@ _ROWS, _WEIGHTS, _EXPERTS = "#bd1f01", "#2a6db0", "#832db6"
 
 
 def draw_choice(
-    compute: Mapping[float, float], rows: float, weights: float, crossings: Sequence[float]
+    compute: Mapping[float, float],
+    rows: float,
+    weights: float,
+    crossings: Sequence[float],
+    link_rate: float,
 ) -> Figure:
     """Seconds of a step for 1,000 tokens of a rank, by its tokens, at several speeds of computing.
 
@@ -24,6 +28,7 @@ def draw_choice(
         rows: seconds that a token's rows take, which wait for nothing and nothing for them.
         weights: seconds that gathering and reducing the weights takes, in any step.
         crossings: tokens at which rows take as long as weights that hide, for each speed.
+        link_rate: GB/s of one rank, at which rows and weights were reckoned.
     """
     tokens = [2 ** (power / 4) for power in range(32, 65)]
     with course_style():
@@ -47,9 +52,9 @@ def draw_choice(
             axes.set_ylim(0, 2.6 * high)
             axes.set_title(f"{speed:g} TFLOP/s", fontsize=11)
             axes.set_xlabel("tokens a rank")
-        places[0].set_ylabel("seconds / 1,000 tokens")
+        places[0].set_ylabel("seconds for 1,000 tokens of a rank")
         figure.suptitle(
-            "A step's time by tokens: Qwen3-30B-A3B on 8 H100, bf16, layers recomputed, load 1",
+            f"Qwen3-30B-A3B on 8 H100, bf16, NVLink at {link_rate:.0f} GB/s, layers recomputed, load 1",
             fontsize=12,
             weight="bold",
         )

@@ -22,9 +22,9 @@
 #
 # ## A bet
 #
-# Eight GPUs train Qwen3-30B-A3B, with 4,096 tokens each. Either each gathers all experts' weights, layer by layer
-# ([FSDP](../intermediate/09_sharding.ipynb) alone); or it keeps an eighth of the experts, and tokens' vectors travel. How many times
-# as many bytes does it send with FSDP alone?
+# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each, and backward recomputes every layer. Either each GPU gathers all
+# experts' weights, layer by layer ([FSDP](../intermediate/09_sharding.ipynb) alone); or it keeps an eighth of the experts, and tokens'
+# vectors travel. For its experts, how many times as many bytes does it send with FSDP alone?
 
 # %%
 my_bet_times = 1.0
@@ -83,8 +83,8 @@ for name, config in CONFIGS.items():
 show(draw_held_and_used(models),
      alt="Billions of parameters: " + "; ".join(f"{name} uses {b:.1f} and holds {a:.1f}" for name, (a, b) in models.items()))
 held, used = models["Mixtral-8x7B"]
-print(f"model states at 16 bytes a parameter: {16 * held:.0f} GB, and {16 * used:.0f} GB of a dense model; "
-      f"{held / used:.1f} times as many")
+print(f"Mixtral-8x7B, model states at 16 bytes a parameter: {16 * held:.0f} GB; a dense model of what it uses: {16 * used:.0f} GB; "
+      f"{held / used:.1f} times as many (predicted)")
 
 # %% [markdown]
 # **Read it.** **Arithmetic follows what is used; [model states](../00_glossary.ipynb) (parameters, gradients and Adam's moments)
@@ -133,7 +133,7 @@ print("order.argsort(): where each row went   ", order.argsort().tolist())
 # For any number of tokens, with the experts' work between:
 
 # %%
-def by_expert(rows, counts, w_in, w_out):  # on a GPU `F.grouped_mm` does these matmuls in one call
+def by_expert(rows, counts, w_in, w_out):  # `F.grouped_mm` does one matmul of all experts in a call
     return torch.cat([one_expert(part, a, b) for part, a, b in zip(rows.split(counts), w_in, w_out, strict=True)])
 
 
@@ -179,12 +179,13 @@ for name, layer in layers.items():
     flops, kept = forward_flops(layer, x), kept_bytes(layer, x)
     states = adam_bytes(layer, lambda layer=layer, x=x: layer(x).sum().backward())
     print(f"{name:<24} {flops / 1e9:5.2f} GFLOP forward, {states / 2**20:5.1f} MiB of model states,",
-          f"{kept / 2**20:5.1f} MiB kept for backward (measured)")
+          f"{kept / 2**20:5.1f} MiB kept for backward")
+print(f"FLOPs are counted, bytes measured; 2 k copies of 2,048 vectors of 256 numbers: {2 * 2 * 2048 * 256 * 4 / 2**20:.1f} MiB (predicted)")
 
 # %% [markdown]
-# **Read it.** The mixture keeps what the small layer keeps, and copies of each vector: $k$ that experts get, $k$ that they
-# give. **At equal FLOPs a mixture costs model states and copies of vectors. At equal model states it saves FLOPs and
-# activations.**
+# **Read it.** The mixture keeps what the small layer keeps, and copies of each vector: $k$ that experts get, $k$ that they give.
+# (The little that is left is of routing.) **At equal FLOPs a mixture costs model states and copies of vectors. At equal model
+# states it saves FLOPs and activations.**
 #
 # ## 3. Experts on four ranks
 #
@@ -267,7 +268,7 @@ K, TOKENS, LAYERS, STEP_COUNT, FP64_BYTES = 2, 32, 2, 10, 8
 sent, expected = sum(r[2] for r in results), RANKS * 4 * K * TOKENS * H * LAYERS * STEP_COUNT * FP64_BYTES
 held, everything = results[0][1], experts_held(small_model(mixture))
 print(f"10 losses {gap:.0e} from one process, in fp64; a rank holds {held:,} of {everything:,} numbers of the experts")
-print(f"put into exchanges: {sent:,} bytes by all ranks, predicted {expected:,}")
+print(f"put into exchanges by all ranks: {sent:,} bytes (measured), {expected:,} (predicted)")
 assert gap < 1e-12, "fp64 sums in another order: more than 1e-12 in ten steps is another gradient"
 assert sent == expected and held == everything / RANKS, "over all ranks k T rows each, four times"
 
@@ -327,14 +328,15 @@ assert gap < 1e-12 and held == everything / RANKS, "each number of the experts o
 #
 # FSDP alone gathers a layer's experts on every rank, twice a step, and sums their gradients: the same bytes for any number of
 # tokens, which can move *while* the GPU computes. Rows grow with tokens, and here experts wait for them. (Backward recomputes
-# layers: a third more FLOPs, and six exchanges in place of four.) It also takes memory, for two layers' experts and gradients:
+# layers: a third more FLOPs, and six exchanges in place of four. All but the experts moves by FSDP either way, and is left out.)
+# FSDP alone also takes memory, for two layers' experts and gradients:
 
 # %%
 NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
 EXPERTS = 48 * 128 * 3 * 2048 * 768  # numbers in Qwen3-30B-A3B's experts: layers, experts, three matrices
 EXCHANGE = 48 * 8 * 4096 * 2048 * 2  # bytes of one exchange in every layer: k rows for each of 4,096 tokens, in bf16
 weights, rows = EXPERTS * (2 + 2 + 4) * 7 / 8, 6 * EXCHANGE * 7 / 8  # two gathers in bf16, one sum in fp32; an eighth stays here
-print(f"FSDP alone sends {weights / 1e9:.0f} GB a rank and step, EP 8 {rows / 1e9:.1f} GB with 4,096 tokens:",
+print(f"for experts FSDP alone sends {weights / 1e9:.0f} GB a rank and step, EP 8 {rows / 1e9:.1f} GB with 4,096 tokens (predicted):",
       f"{weights / rows:.1f} times as many; your bet was {my_bet_times}")
 
 for name, c in CONFIGS.items():
@@ -347,13 +349,12 @@ for name, c in CONFIGS.items():
 # longer than compute and rows together:
 
 # %%
-SPEEDS = (70, 200, 400)  # TFLOP/s of a GPU while it computes
+SPEEDS = (70, 200, 400)  # TFLOP/s of a GPU while it computes; what is recomputed counts
 compute = {speed: 4 / 3 * qwen3_flops() / speed / 1e12 for speed in SPEEDS}  # seconds of 4,096 tokens
 
 
 def tokens_below(weights, rows, near=0.0):  # seconds: of weights, of rows for 4,096 tokens, of rows that the other layout sends, too
-    hidden = [4096 * weights / (seconds + rows) for seconds in compute.values()]
-    return [*hidden, 4096 * weights / max(rows - near, 1e-9)]  # the last: weights that do not hide
+    return [4096 * weights / wait for wait in (*(s + rows for s in compute.values()), max(rows - near, 1e-9))]  # the last: not hidden
 
 
 print_tokens("EP 8 is faster than FSDP alone", SPEEDS, {
@@ -362,12 +363,13 @@ print_published()
 
 # %% jupyter={"source_hidden": true}
 each = {speed: seconds / 4096 for speed, seconds in compute.items()}
-show(draw_choice(each, rows / NVLINK / 4096, weights / NVLINK, tokens_below(weights / NVLINK, rows / NVLINK)[:-1]),
+show(draw_choice(each, rows / NVLINK / 4096, weights / NVLINK, tokens_below(weights / NVLINK, rows / NVLINK)[:-1], NVLINK / 1e9),
      alt="Seconds for 1,000 tokens: EP 8 is level; FSDP alone falls with tokens, and crosses it at the numbers printed above.")
 
 # %% [markdown]
-# **Read it.** **With few tokens a rank, move rows; with many, move weights, if they hide.** Left of a circle weights take longer than
-# the rest of the step. Right of it they hide, and EP 8 adds its rows. Published steps contain waiting: compute alone is faster.
+# **Read it.** **With few tokens a rank, move rows; with many, move weights.** Left of a circle weights take longer than compute and
+# rows together. Soon right of it they hide wholly, and EP 8 still waits for its rows. Weights that do not hide (dotted) win from the
+# table's last column on. Published steps contain waiting, and their TFLOP/s leave out what is recomputed: compute alone is faster.
 #
 # ### Does it fit one node?
 #
@@ -384,15 +386,17 @@ limit = simulated_device("H100").usable_bytes / 2**30
 show(draw_peaks(bars, limit), alt="; ".join(f"{name}: {sum(parts):.1f} GiB" for name, parts in bars.items()).replace("\n", " "))
 all_kept = bars["EP 8, all kept"]
 print(f"all kept but the inside of the experts: {sum(all_kept) - inside / 2**30:.1f} GiB (predicted)")
-print(f"all kept on 16 ranks, EP 16, with half of the states a rank: {sum(all_kept) - sum(all_kept[:2]) / 2:.1f} GiB (predicted)")
+print(f"all kept on 16 ranks, EP 8 or EP 16, with half of the states a rank: {sum(all_kept) - sum(all_kept[:2]) / 2:.1f} GiB (predicted)")
 for name in ("EP 8, all kept", "EP 8, layers\nrecomputed"):
     (sends,) = (row.payload_bytes for row in runs[name].traffic if row.collective == "all-to-all")
     print(f"{' '.join(name.split())}: {sends / EXCHANGE:.0f} exchanges a layer and step (simulated)")
 
 # %% [markdown]
-# **Read it.** With all kept one node is too small. To recompute the inside of the experts alone is not enough: copies of
-# vectors stay. **With whole layers recomputed any load fits**: one layer's rows at a time are alive. transformers does that, with two more
-# exchanges. torchtitan's [selective checkpointing](../intermediate/05_checkpointing.ipynb) keeps what came.
+# **Read it.** With 4,096 tokens a rank and all kept, one node is too small. To recompute the inside of the experts alone just misses:
+# copies of vectors stay. **With whole layers recomputed any load fits**: one layer's rows at a time are alive. transformers does that,
+# with two more exchanges. torchtitan's [selective checkpointing](../intermediate/05_checkpointing.ipynb) keeps what came.
+# FSDP alone peaks 1.7 GiB above EP 8, by less than the layers that it gathers: EP 8 peaks elsewhere, where the gradients of embedding
+# and head are summed.
 #
 # ## 4. Balance
 #
@@ -423,27 +427,29 @@ def added_loss(way, layer):  # 0.01, and 0.004 below, were not varied
 
 def after_step(way, layer):
     if way == "bias":
-        # On several ranks: by all ranks' rows, or biases drift apart.
-        layer.bias += 0.004 * (layer.load.float().mean() - layer.load).sign()
+        layer.bias += 0.004 * (layer.load.float().mean() - layer.load).sign()  # on ranks: by all ranks' rows, or biases drift apart
 
 
 WAYS, SEEDS = ("left alone", "auxiliary loss", "bias"), range(5)
 trained = {way: [train_on_text(partial(Steered, 64, 64, 8, 2, mixture), partial(added_loss, way), partial(after_step, way), seed)
                  for seed in SEEDS] for way in WAYS}  # 70 steps of 8 x 64 bytes of Python's own library, one block
 show(draw_load({way: [loads for _, loads in runs] for way, runs in trained.items()}),
-     alt="Rows of the busiest expert, and rank, over the mean, by step: soon near the worst; left alone they fall less than with a cure.")
+     alt="Rows of the busiest expert, and rank, over the mean, by step: experts are soon near the worst; left alone both fall less than with a cure.")
 for way, found in trained.items():
     late = torch.stack([loads[-20:].view(20, RANKS, 2).sum(-1).amax(-1) / loads[0].sum() * RANKS for _, loads in found]).mean(1)
     loss = torch.tensor([held_out(model) for model, _ in found])
     print(f"{way:<15} last 20 steps, busiest rank: load {late.mean():.2f} ({late.min():.2f} to {late.max():.2f}), the mean rank waits",
-          f"{1 - 1 / late.mean():.0%} of the experts' time; loss on unseen text {loss.mean():.2f} ({loss.min():.2f} to {loss.max():.2f})")
+          f"{1 - 1 / late.mean():.0%} of the experts' time; nats a byte of unseen text {loss.mean():.2f} ({loss.min():.2f} to {loss.max():.2f})")
 
 # %% [markdown]
-# **Read it.** At first nearly every token chooses the same two experts: they have load 4, a rank with one of them 2, with both 4.
-# Both cures bring load down, and losses stay within the seeds' spread. The mean rank waits $1 - 1/\text{load}$ of the experts' time.
+# **Read it.** After ten steps nearly every token has one expert in common: its load is 4, its rank's at least 2, and 4 where it
+# also has every token's other expert. (One process trains; rows are counted as if four ranks held two experts each.) Both cures
+# bring load down, and losses stay within the seeds' spread. Where time follows rows, the mean rank waits $1 - 1/\text{load}$ of
+# the experts' time.
 #
-# **Whose tokens?** A rank's own tokens may all be code, and need the same experts. So Qwen3 balances the
-# [whole batch](https://arxiv.org/abs/2501.11873). Then $f_e$ is the same on all ranks, and the mean of their losses is one process's:
+# **Whose tokens?** A rank's own tokens may all be code, and need the same experts. So
+# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873). Then $f_e$ is the same on all
+# ranks, and the mean of their losses is one process's. (The loss is weighted with 0.3, so that a difference shows.)
 
 # %%
 def all_ranks(load):
@@ -479,7 +485,7 @@ pooled = load_balancing_loss_func(logits, num_experts=8, top_k=2) / 2  # its sha
 apart = sum(auxiliary_loss(r.softmax(-1), r.topk(2).indices.flatten().bincount(minlength=8)) for r in logits) / 4
 for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss for each layer, their mean", apart)):
     gradient = torch.cat(torch.autograd.grad(loss, logits)).norm().item()
-    print(f"{name:<38} {loss.item():.2f} (the least is 1), its gradient's norm {gradient:.0e}; the load of every layer is 4")
+    print(f"{name:<38} {loss.item():.2f} (1 where shares are even), its gradient's norm {gradient:.0e}; the load of every layer is 4")
     assert (gradient < 1e-6) == (loss is pooled), "pooled shares are even, so nothing moves; a layer's own are not"
 
 # %% [markdown]
@@ -490,9 +496,10 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
 #
 # ## 5. Inside a node, or across nodes?
 #
-# On two nodes of 8 H100, EP 8 moves two replicas' weights between nodes, EP 16 moves rows. A plain all-to-all sends a row
-# for each of a token's 8 experts, of which 4 are in the other node. A *dispatcher* such as DeepEP sends the vector **once per node**,
-# and a rank there passes it on. On the way back the node adds its experts' outputs first, so a token's weights travel with it.
+# On two nodes of 8 H100, EP 8 moves two replicas' weights and gradients between nodes, EP 16 moves rows. A plain all-to-all sends
+# a row for each of a token's 8 experts, of which 4 are in the other node where all are chosen alike. A *dispatcher* such as
+# DeepEP sends the vector **once per node**, and a rank there passes it on. On the way back the node adds its experts' outputs
+# first, so a token's weights travel with it.
 
 # %% jupyter={"source_hidden": true}
 half, six = EXPERTS / 16 * (2 + 2 + 4), 6 * EXCHANGE  # a rank has half of its experts, and its replica the other half
@@ -511,9 +518,10 @@ print_tokens("EP 16 is faster than EP 8", SPEEDS, table)
 
 # %% [markdown]
 # **Read it.** **With more tokens a rank than that, stay in the node; with fewer, spread the experts.** If weights do not hide, a
-# dispatcher wins at usual sizes. They do not hide by themselves: the host waits for each layer's counts, and FSDP starts the
-# next gather late, unless it is told what to prefetch (the last cell's PyTorch lines do). Rows can hide, too, behind another
-# micro-batch (DeepSeek-V3) or the shared expert (Megatron).
+# dispatcher wins up to 22,467 tokens, even at 24 GB/s. (With all kept, for which two nodes have room at load 1, there are 3/4 of
+# the FLOPs and 4/6 of the rows: each number of tokens grows by a third to a half.) Weights do not hide by themselves: the host
+# waits for each layer's counts, and FSDP starts the next gather late, unless it is told what to prefetch (the last cell's PyTorch
+# lines do). Rows can hide, too, behind another micro-batch (DeepSeek-V3) or the shared expert (Megatron).
 #
 # ## Break it, diagnose it
 #
@@ -537,23 +545,24 @@ def averaged(fault, make):
 
 # %%
 MAKES, FAULTS = (torch.optim.AdamW, torch.optim.SGD), ("none", "wrong group", "wrong divisor")
-right = {torch.optim.AdamW: one, torch.optim.SGD: run_ranks(in_one_process, 1, torch.optim.SGD)[0]}
+right = {make: run_ranks(in_one_process, 1, make)[0] for make in MAKES}
 found = run_ranks(lambda: {(make, fault): averaged(fault, make) for make in MAKES for fault in FAULTS}, RANKS)[0]
 for (make, fault), losses in found.items():
     gaps = [abs(a / b - 1) for a, b in zip(losses, right[make], strict=True)]
-    print(f"{make.__name__:<5} fault: {fault:<14} first loss {gaps[0]:.0e}, tenth {gaps[-1]:.0e} from one process")
+    print(f"{make.__name__:<5} fault: {fault:<14} first loss {gaps[0]:.0e}, tenth {gaps[-1]:.0e} from one process;",
+          f"experts' first gradient {losses.first_norm / right[make].first_norm:.2f} times as large")
     assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group or divisor is found by the tenth loss in fp64"
 
 # %% [markdown]
 # **Diagnose it.** First losses are right: no gradient is in them. In the wrong group an expert learns from other experts'
-# rows. With the wrong divisor gradients are twice too large, which AdamW, dividing by their size, nearly hides. Compare
-# *gradients* with one process.
+# rows. With the wrong divisor experts' gradients are twice too large, which AdamW, dividing by their size, nearly hides. Compare
+# *gradients* with one process: they tell at the first step.
 #
 # ## Recap
 #
 # - Arithmetic follows the $k$ experts that a token uses, model states all $E$.
-# - FSDP moves weights, the same bytes for any number of tokens. Expert parallelism moves rows: a mean rank puts in $4kTh$ numbers a
-#   layer and step, $6kTh$ with layers recomputed.
+# - FSDP moves weights, the same bytes for any number of tokens in a micro-batch. Expert parallelism moves rows: a mean rank puts
+#   in $4kTh$ numbers a layer and step, $6kTh$ with layers recomputed.
 # - Experts' gradients are summed already: their group is their replicas, their divisor the number of all ranks.
 # - Count load by ranks; cure it in each layer, over the whole batch.
 #
@@ -570,7 +579,7 @@ for (make, fault), losses in found.items():
 # Train Qwen3-30B-A3B on one node of 8 H100 with transformers (5.23 here), layers recomputed, under `torchrun --nproc-per-node 8`:
 #
 # ```python
-# # Before: name = "Qwen/Qwen3-30B-A3B"; batches of this rank, token numbers (1, 4096); a folder that all nodes see;
+# # Before: name = "Qwen/Qwen3-30B-A3B"; batches of this rank on its GPU, token numbers (1, 4096); a folder that all nodes see;
 # # ep_size = 8, the ranks of a node; world_size = int(os.environ["WORLD_SIZE"]), a multiple of ep_size, and at most
 # # the number of experts: this library splits dimension 0, and further replicas would hold nothing.
 # import torch
@@ -616,13 +625,13 @@ for (make, fault), losses in found.items():
 #
 # **Look at** the mean load: experts take that many times as long as at load 1. If that costs too much, raise 0.001. On four CPU
 # ranks ten steps with SGD in fp32 end at the parameters of one process with the whole batch, to rounding, and what is saved reloads
-# equal. Across nodes, Megatron's dispatcher is `--moe-token-dispatcher-type flex --moe-enable-deepep`.
+# equal. Across nodes, Megatron's dispatcher is `--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep`.
 #
 # In plain PyTorch, with layers that exchange rows as in section 3:
 #
 # ```python
 # # Before: device = torch.device("cuda"); `model` with `layers`, each with `experts` that hold this rank's share and
-# # exchange rows over mesh["experts"]; world_size ranks, expert_ranks of which share the experts; batches of this rank;
+# # exchange rows over mesh["experts"], made below; world_size ranks, expert_ranks of which share the experts; batches of this rank;
 # # loss_of(model, batch), the mean over a batch; a folder that all nodes see.
 # import torch
 # import torch.distributed as dist

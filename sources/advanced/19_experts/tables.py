@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .at_size import TOKENS, qwen3_flops
-from .published import STEPS
+from .published import DEEPEP_TFLOPS, DEEPEP_TOKENS, STEPS
 
 _MOST = 30_000  # beyond it a number of tokens hangs on the last digits of two links
 
@@ -22,7 +22,9 @@ def print_tokens(title: str, speeds: Sequence[float], table: Mapping[str, Sequen
 
 def print_published() -> None:
     """Whole steps that others measured, as tokens and products per second of one GPU."""
-    print("published, whole steps of Qwen3-30B-A3B, its experts shared by all GPUs of a node:")
+    print("published, whole steps of Qwen3-30B-A3B, its experts shared by all GPUs of a node;")
+    print('"about": reckoned from the tokens; what is recomputed is not counted:')
     for name, tokens, counted, length, source in STEPS:
-        tflops = counted or tokens * qwen3_flops(length or TOKENS) / TOKENS / 1e12
-        print(f"  {name:<27} {tokens:>7,.0f} tokens/s a GPU, {tflops:3.0f} TFLOP/s ({source})")
+        each = qwen3_flops(length) / TOKENS / 1e12 if length else DEEPEP_TFLOPS / DEEPEP_TOKENS
+        tflops = f"{'' if counted else 'about':>5} {counted or tokens * each:3.0f} TFLOP/s"
+        print(f"  {name:<27} {tokens:>7,.0f} tokens/s a GPU, {tflops} ({source})")

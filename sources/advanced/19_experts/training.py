@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from utils.data import text_tokens
 from utils.models.transformer import Transformer, TransformerConfig
@@ -21,13 +23,19 @@ BATCH, LENGTH, WORDS = 8, 16, 64
 _HELD_OUT = 6500
 
 
+class Losses(list[float]):
+    """Losses by step, with the norm of all experts' gradients at the first step."""
+
+    first_norm: float = 0.0
+
+
 def train(
     model: Any,
     after_backward: Callable[[Any], None] = lambda model: None,
     make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     steps: int = 10,
     added_loss: Callable[[Any], Any] = lambda model: 0.0,
-) -> list[float]:
+) -> Losses:
     """Losses of the next token over all ranks' tokens, a batch of eight sequences divided over them.
 
     Args:
@@ -38,18 +46,33 @@ def train(
         added_loss: of the model after its forward, beside the loss of the next token.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    optimizer, losses = make(model.parameters(), lr=0.01), []
+    optimizer, losses, norm = make(model.parameters(), lr=0.01), [], 0.0
     for step in range(steps):
         tokens = counting(step).chunk(ranks)[rank]
         optimizer.zero_grad()
         loss = next_token_loss(model, tokens)
         (loss + added_loss(model)).backward()
         after_backward(model)
+        if step == 0:
+            norm = experts_norm(model)
         optimizer.step()
         losses.append(loss.detach() / ranks)
     total = torch.stack(losses)
     dist.all_reduce(total)
-    return total.tolist()
+    found = Losses(total.tolist())
+    found.first_norm = norm
+    return found
+
+
+def experts_norm(model: torch.nn.Module) -> float:
+    """Norm of the gradients of all experts, of which each number lies on one rank."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name, p in model.named_parameters():
+        if ".experts." in name and p.grad is not None:
+            mine = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            total += mine.double().square().sum()
+    dist.all_reduce(total)
+    return total.sqrt().item()
 
 
 def counting(step: int) -> Tensor:
@@ -78,11 +101,23 @@ def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrices as small as here take longer on several threads, which wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @functools.cache
 def _text() -> Tensor:
     return text_tokens(400_000).long()
 
 
+@one_thread()
 def train_on_text(
     layer: Callable[[], Any],
     added_loss: Callable[[Any], Any],
@@ -119,6 +154,7 @@ def train_on_text(
     return model, torch.stack(loads)
 
 
+@one_thread()
 def held_out(model: Any) -> float:
     """Loss of the next token on text that the model has not seen."""
     with torch.no_grad():
