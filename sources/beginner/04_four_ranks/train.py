@@ -49,7 +49,7 @@ def main(asked: argparse.Namespace) -> None:
     )
     mine = Subset(test, range(rank, len(test), ranks))  # no copies: none counts twice
     layout = torch.channels_last if asked.channels_last else torch.contiguous_format
-    network = models.get_model(asked.network, num_classes=10).to(device, memory_format=layout)
+    network = models.get_model(asked.network, num_classes=10).to(memory_format=layout).to(device)
     if asked.sync_bn:
         network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
     model = DistributedDataParallel(network, gradient_as_bucket_view=True)
@@ -85,7 +85,7 @@ def main(asked: argparse.Namespace) -> None:
             )
             torch.save(network.state_dict(), "model.pt")
     if rank == 0:
-        again = models.get_model(asked.network, num_classes=10).to(device, memory_format=layout)
+        again = models.get_model(asked.network, num_classes=10).to(memory_format=layout).to(device)
         again.load_state_dict(torch.load("model.pt", map_location=device, weights_only=True))
         share = right(again, test, device).item() / len(test)
         print(f"model.pt, loaded by one process: accuracy {share:.1%}", flush=True)
