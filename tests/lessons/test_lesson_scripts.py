@@ -33,6 +33,17 @@ def test_lesson_02_trains_in_mixed_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [(), ("--amp", "--channels-last")])
+def test_lesson_04_trains_on_two_ranks(tmp_path: Path, how: Sequence[str]) -> None:
+    """Its model, saved, has the accuracy that both ranks told together, in either layout."""
+    _put(tmp_path, "beginner/04_four_ranks", "train.py")
+    small = ("--network", "resnet18", "--epochs", "1", "--fake")
+    printed = _run(tmp_path, (*TORCHRUN, "2"), "train.py", *small, *how)
+    told, loaded = re.findall(r"accuracy (\d+\.\d%)", printed)
+    assert told == loaded and (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_lesson_06_fine_tunes_adapters(tmp_path: Path, ranks: int) -> None:
     """Trained, saved each epoch, merged, its peak told; by data parallelism on two ranks."""

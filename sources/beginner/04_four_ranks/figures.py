@@ -87,7 +87,13 @@ def _draw_ring(axes: Axes) -> None:
     axes.axvline(RANKS - 1 + 0.5, color="black", lw=1, ls="--")
     axes.set_xticks(range(hops + 1), ["start", *(f"hop {hop}" for hop in range(1, hops + 1))])
     axes.set_yticks([-rank for rank in range(RANKS)], [f"rank {rank}" for rank in range(RANKS)])
-    axes.set(xlim=(-0.5, hops + 0.5), ylim=(-RANKS + 0.35, 0.65))
+    middle = (RANKS - 1) / 2
+    for x, part in (
+        (middle, "shares are summed (reduce-scatter)"),
+        (middle + RANKS - 0.5, "sums go round (all-gather)"),
+    ):
+        axes.text(x, 0.95, part, ha="center", va="center", fontsize=10)
+    axes.set(xlim=(-0.5, hops + 0.5), ylim=(-RANKS + 0.35, 1.2))
     axes.grid(False)
     axes.set_title(
         f"Drawing: a ring. In each hop every rank sends one of {RANKS} shares to the next rank"
@@ -185,7 +191,7 @@ def draw_buckets(
     axes = figure.axes[0]
     for row, spans in enumerate(ways.values(), start=1):
         for number, (start, end) in enumerate(spans, start=1):
-            x = 1e3 * (start + end) / 2
+            x = max(1e3 * (start + end) / 2, 1.5)  # clear of the axis
             ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
             axes.text(x, row - 0.43, str(number), ha="center", va="center", fontsize=9, bbox=ground)
     for patch in axes.patches:  # thin bars stay visible

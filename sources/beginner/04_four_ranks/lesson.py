@@ -22,7 +22,7 @@
 # ## A bet
 #
 # A small ResNet (308,650 parameters, fp32, SGD with momentum) takes batches of 64 images of 16 x 16. Now four processes
-# take 16 each. What does *one* of them need at its peak, in percent of one process with all 64? Write your guess in place
+# under DDP take 16 each. What does *one* of them need at its peak, in percent of one process with all 64? Write your guess in place
 # of the 25.
 
 # %%
@@ -228,16 +228,17 @@ ways |= {name: four[name] for name in DDP_WAYS}
 one, ddp = ways["one process"], ways["four ranks, DDP"]
 assert gradient_difference(ddp, one) < 1e-4, "more than rounding: is a rule missing?"
 for batch, found in {32: four[32], 64: ddp, 128: four[128]}.items():
-    print(f"batch {batch:>3}: a DDP rank's peak is {found.memory.peak_bytes / one_process[batch].memory.peak_bytes:.0%} of one process's")
+    print(f"batch {batch:>3}: a DDP rank's peak is {found.memory.peak_bytes / one_process[batch].memory.peak_bytes:.0%} of one process's ({Evidence.MEASURED})")
 shares = (f"{scaled_peak_bytes(ddp, factor) / scaled_peak_bytes(one, factor):.0%}" for factor in (0.5, 2))
-print(f"your bet, for 64: {my_bet_percent}%. If rest were halved and doubled:", *shares)
+print(f"your bet, for 64: {my_bet_percent}%. If rest were halved and doubled ({Evidence.PREDICTED}):", *shares)
 print(f"Rank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()}):")
 table_of(ways)
 
 # %% [markdown]
-# **Read it.** A rank of this small model needs about three quarters: only activations are divided. *Rest* is all other memory, as
-# a convolution's scratch. Section 6 repeats the bet for ResNet-50.
-# DDP's buckets are one more copy of the gradients. Views save that copy where backward ends; here the peak lies at its begin.
+# **Read it.** A rank of this small model needs about three quarters: activations are divided, states are not. *Rest* is all other
+# memory, here mostly a convolution's scratch in backward. It hangs on the CPU: an AMD EPYC's AVX-512 kernels take less, and a rank a
+# smaller percentage. Section 6 repeats the bet for ResNet-50.
+# DDP's buckets are one more copy of the gradients. Views save that copy where backward ends; here the peak lies at its start.
 #
 # The bet is **strong scaling**: the batch stays. In **weak scaling** each GPU's share stays. Does DDP train the same model?
 
@@ -253,7 +254,7 @@ show(figures.draw_apart({
     "DDP in fp32 and in fp64 stay at the last digits of their type.")
 
 # %% [markdown]
-# **Read it.** It does: sums run in another order, so only the last digits differ.
+# **Read it.** Over 24 steps it does: sums run in another order, so only the last digits differ.
 #
 # ### What the gradient test lets pass
 #
@@ -286,8 +287,8 @@ loops
 #
 # By hand took 29 calls a step, DDP two; each costs a start
 # ([Li and others](https://arxiv.org/abs/2006.15704), figure 2). Backward makes the last layer's gradients
-# first, and DDP reduces a full bucket *while* backward goes on. A bucket closes with the
-# tensor that fills it: by default the first at 1 MiB, each other at 25 MiB.
+# first, and DDP reduces a full bucket *while* backward goes on. From the second step on a bucket closes with the
+# tensor that fills it: by default the first at 1 MiB, each other at 25 MiB. The first step sends all in one.
 #
 # The picture predicts ResNet-50 on eight A100s under AMP (automatic mixed precision): backward takes two thirds of NVIDIA's
 # published step, dealt out over layers by FLOPs. Each GPU has its own link, at *line rate*, the rate of its standard.
@@ -301,11 +302,10 @@ backward_seconds = {name: 2 / 3 * IMAGES / lone for name, (lone, _) in speeds.it
 buckets = sending.buckets_of(partial(resnet, 50, stem="imagenet", num_classes=1000), (1, 3, 224, 224))
 show(figures.draw_buckets(buckets, backward_seconds=backward_seconds["AMP"], ranks=GPUS, title="ResNet-50 on eight A100s, AMP: when DDP's five buckets travel"),
      alt="Backward as a bar in five parts, and a lane for each of three links. On PCIe and on Ethernet 25G four buckets travel while "
-     "backward goes on, and only the fifth after it. At half of Ethernet's rate buckets queue, and two and a half are left.")
+     "backward goes on, and only the fifth after it. At half of Ethernet's rate the end of the third and the last two are left.")
 
 # %% [markdown]
-# **Read it.** The last layer fills bucket 1 almost at once; bucket 5 has nothing to hide behind. On a slow link buckets queue, and
-# what is left after backward lengthens the step. Large buckets need fewer calls, small ones leave earlier: `bucket_cap_mb` sets
+# **Read it.** The last layer fills bucket 1 almost at once; bucket 5 has nothing to hide behind. On a slow link buckets queue. Large buckets need fewer calls, small ones leave earlier: `bucket_cap_mb` sets
 # their size. Does DDP send during backward? The small ResNet, with a cap of 0.25 MiB:
 
 # %%
@@ -342,7 +342,7 @@ for inside, payload_bytes in run_ranks(lambda: {name: payload_of_four_parts(*qui
     print(f"in no_sync: {inside:<21} {payload_bytes:>9,} bytes a step, {payload_bytes / (4 * P):.0f} x 4 P")
 
 # %% [markdown]
-# What counts is the *forward*: there DDP decides whether the backward after it will send.
+# The *forward* counts: there DDP decides whether its backward will send.
 #
 # ## 4. Where the equality ends
 #
@@ -350,7 +350,7 @@ for inside, payload_bytes in run_ranks(lambda: {name: payload_of_four_parts(*qui
 #
 # ### The last uneven batch
 #
-# A `DistributedSampler` deals items out like cards. Ten over four ranks:
+# `DistributedSampler` deals items out like cards:
 
 # %% tags=["nbval-check-output"]
 for drop_last in (False, True):
@@ -372,8 +372,8 @@ check("04.repeated_items", repeated_items)
 # %% [markdown]
 # ### A mean over tokens
 #
-# A language model's loss is a mean over *tokens*, of *all* micro-batches of *all* ranks. The rule `by_tokens` divides the sum of
-# losses by the number of those tokens and multiplies by $N$, since DDP will divide by $N$. Two rules are wrong:
+# A language model's loss is a mean over *tokens*, of *all* micro-batches of *all* ranks. `by_tokens` divides the sum of
+# losses by those tokens' number and multiplies by $N$, since DDP divides by $N$. Two rules are wrong:
 
 
 # %%
@@ -471,8 +471,7 @@ shown = {"all sending": [f"{1e3 * at_worst(name):.1f}" for name in links]} | sho
 pd.DataFrame(shown, links).rename_axis(columns="ms a step (predicted, eight A100s)")
 
 # %% [markdown]
-# **Read it.** Bytes alone are a floor: 0.1 ms on NVLink, where the published steps grew by 9.6 and 19.6 ms. At 25 Gbit/s measure your
-# rate: at line rate bytes add 5.4 ms to AMP's 104 ms, at half of it 45.4 ms.
+# **Read it.** Bytes are a floor, far below what is lost on NVLink. At 25 Gbit/s measure your rate: at line rate bytes add 5.4 ms to AMP's 104 ms, at half of it 45.4 ms.
 #
 # ### Why is it slow?
 #
@@ -540,17 +539,17 @@ def build(ranks):
     parallel = DistributedDataParallel(model) if ranks > 1 else model  # batch norm, as in NVIDIA's run
     return parallel, torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
 
-def resnet_step(model, optimizer, mixed=False):
+def resnet_step(model, optimizer, mixed=False, images=IMAGES):
     optimizer.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        loss = F.cross_entropy(model(torch.randn(IMAGES, 3, 224, 224)), torch.randint(1000, (IMAGES,)))
+        loss = F.cross_entropy(model(torch.randn(images, 3, 224, 224)), torch.randint(1000, (images,)))
     loss.backward()
     optimizer.step()
 
 
 # %% jupyter={"source_hidden": true}
 CASES = {"one GPU": (1, "TF32"), "four GPUs, DDP": (4, "TF32"), "four GPUs, DDP + AMP": (4, "AMP")}
-asked = []
+asked, peaks_bytes = [], []
 for name, (gpus, kind) in CASES.items():
     found = simulate(lambda: build(gpus), lambda m, o: resnet_step(m, o, kind == "AMP"), device="A100 80GB", world=gpus,
                      items=IMAGES, unit="images", name=name)
@@ -563,12 +562,16 @@ for name, (gpus, kind) in CASES.items():
     minutes = f"{best:.1f} (from published speed)" if gpus == 1 else f"{best:.1f} to {best * 8 * lone / eight:.1f} (predicted)"
     asked.append({"": name, "arithmetic": kind, "peak a GPU (simulated)": format_bytes(found.peak_bytes),
                   "payload a step (simulated)": format_bytes(payload), "minutes an epoch": minutes})
+    peaks_bytes.append(found.peak_bytes)
+bet = simulate(lambda: build(4), partial(resnet_step, images=IMAGES // 4), device="A100 80GB", world=4, name="the bet")
+print(f"The bet: one GPU takes {IMAGES} images, or each of four {IMAGES // 4} under DDP: {format_bytes(bet.peak_bytes)} a GPU,",
+      f"{bet.peak_bytes / peaks_bytes[0]:.0%} of one GPU's peak ({Evidence.SIMULATED}, TF32)")
 pd.DataFrame(asked).set_index("")
 
 # %% [markdown]
-# **Read it.** AMP nearly halves the peak. Minutes of four reach from no loss to eight's efficiency. The bet here: parameters and
-# momentum take $2 \cdot 97.49$ MiB = 0.19 GiB, the buckets 0.10. At 64 images each of four ranks needs about
-# $(20.89-0.19)/4+0.19+0.10=5.5$ GiB, 26%.
+# **Read it.** The bet here is 26%: parameters, momentum and buckets, $3 \cdot 97.49$ MiB, are little beside
+# activations. AMP nearly halves the peak. Minutes of four reach from no loss to eight's efficiency; AMP's hold for channels-last
+# images (`--channels-last`).
 #
 # `train.py` measures *your* GPUs, with `--size 224` nearly the table's memory. Its epoch has 50,000 images, the table's
 # 1,281,167: compare images a second. Time the loader first: it resizes on the CPU. Its warm-up starts near 0,
@@ -585,8 +588,8 @@ assert told == loaded, "what was saved is not what was judged"
 print(f"model.pt, judged by two ranks and by one process that loaded it: the same {told} (one step on generated images)")
 
 # %% [markdown]
-# *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Keep batch, rate and schedule. Losses stay with group norm; with batch norm
-# they change.
+# *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Keep batch, rate and schedule: batch norm
+# aside, losses stay.
 
 # %% [markdown]
 # ## Recap
@@ -599,8 +602,8 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 #
 # <details><summary>Answer</summary>
 #
-# On every rank, with <code>synchronize</code> around each, time the loader, then a step inside <code>no_sync</code>. The slowest
-# holds all up. What the whole step takes beyond <em>its</em> computing is DDP's part: compare it with a ring's.
+# On every rank time the loader, a step inside <code>no_sync</code> and a whole one. What that takes beyond the
+# <em>slowest</em> rank's computing is DDP's part: compare it with a ring's.
 #
 # </details>
 #
@@ -639,7 +642,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # Test your loss, a mean over items, on a copy in fp64:
 #
 # ```python
-# def gradient_difference():  # holds six fp64 copies of the parameters for a moment
+# def gradient_difference():  # holds five fp64 copies of the parameters for a moment
 #     plain = copy.deepcopy(model.module).double().eval()  # no dropout, and batch norm looks at no batch
 #     batch = [part.to(device) for part in next(iter(DataLoader(dataset, 2 * ranks)))]
 #     batch = [part.double() if part.is_floating_point() else part for part in batch]
@@ -720,4 +723,5 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # trainer.train()
 # ```
 #
-# Start either with `torchrun --nproc-per-node=4 train.py`.
+# It averages over all ranks' tokens only where `trainer.model_accepts_loss_kwargs`. Start either with
+# `torchrun --nproc-per-node=4 train.py`.

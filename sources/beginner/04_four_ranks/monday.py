@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from utils.lessons.blocks import run_block
+from utils.memory import measure
 from utils.ranks import run_ranks
 
 ITEMS = 16
@@ -38,6 +39,8 @@ def block_2(text: str) -> None:
     wrong = run_ranks(_tested, 2, text, True)
     assert max(right) < 1e-12, f"DDP is right, and the test says {right}"
     assert min(wrong) > 1e-2, f"losses are sums over shares, and the test says {wrong}"
+    copies = run_ranks(_copies, 2, text)
+    assert all(abs(held - 5) < 0.2 for held in copies), f"not five copies, but {copies}"
 
 
 def _texts() -> tuple[Tensor, Tensor]:
@@ -141,6 +144,27 @@ def _tested(text: str, summed: bool) -> float:
     kept = [each for each in names.values() if isinstance(each, Tensor | nn.Module)]
     assert kept == [model], "it keeps copies of the model or of gradients"
     return names["apart"]
+
+
+def _copies(text: str) -> float:
+    """How many fp64 copies of the parameters the test takes at its peak, beside the model that it tests."""
+    layers = nn.Sequential(*(nn.Linear(300, 300) for _ in range(8)))
+    model = DistributedDataParallel(layers)
+    data = TensorDataset(torch.randn(ITEMS, 300), torch.randint(300, (ITEMS,)))
+    given = {"model": model, "dataset": data, "batch_size": ITEMS}
+    given |= {"loss_of": lambda network, part: _loss(network, *part)}
+    copy_bytes = sum(8 * parameter.numel() for parameter in layers.parameters())
+    found = measure(
+        lambda: run_block(text, **given, **_made(torch.device("cpu"))),
+        model=model,
+        optimizer=torch.optim.SGD(layers.parameters(), lr=0.0),
+        unit="items",
+        warmup_steps=1,
+        timed_steps=0,
+    )
+    return (
+        found.peak_bytes / copy_bytes - 1
+    )  # its own weights and DDP's buckets, both fp32, are one
 
 
 def _made(device: torch.device) -> dict[str, Any]:

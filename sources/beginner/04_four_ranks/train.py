@@ -9,9 +9,10 @@ times the batch, so four times the rate, after a warm-up of five epochs (Goyal a
 
 torchrun --nproc-per-node=1 train.py --size 224
 torchrun --nproc-per-node=4 train.py --size 224 --batch 1024 --rate 0.4 --warmup 5
-torchrun --nproc-per-node=4 train.py --size 224 --batch 1024 --rate 0.4 --warmup 5 --amp
+torchrun --nproc-per-node=4 train.py --size 224 --batch 1024 --rate 0.4 --warmup 5 --amp --channels-last
 
-On two machines, the same line on each, in a network that is closed to others (the endpoint runs what it is sent):
+On two machines, the same line on each, in a folder of its own (each downloads), and in a network that is closed to
+others (the endpoint runs what it is sent):
 
 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-id=job1 --rdzv-endpoint=host0:29400 train.py
 """
@@ -47,7 +48,8 @@ def main(asked: argparse.Namespace) -> None:
         train, asked.batch // ranks, sampler=sampler, num_workers=4 * gpu, pin_memory=gpu
     )
     mine = Subset(test, range(rank, len(test), ranks))  # no copies: none counts twice
-    network = models.get_model(asked.network, num_classes=10).to(device)
+    layout = torch.channels_last if asked.channels_last else torch.contiguous_format
+    network = models.get_model(asked.network, num_classes=10).to(memory_format=layout).to(device)
     if asked.sync_bn:
         network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
     model = DistributedDataParallel(network, gradient_as_bucket_view=True)
@@ -61,8 +63,9 @@ def main(asked: argparse.Namespace) -> None:
         for step, (x, y) in enumerate(loader, epoch * len(loader)):
             optimizer.param_groups[0]["lr"] = asked.rate * min(1.0, (step + 1) / warm_steps)
             optimizer.zero_grad()
+            x = x.to(device, non_blocking=True, memory_format=layout)
             with torch.autocast(device.type, low, enabled=asked.amp):
-                loss = F.cross_entropy(model(x.to(device, non_blocking=True)), y.to(device))
+                loss = F.cross_entropy(model(x), y.to(device))
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -82,7 +85,7 @@ def main(asked: argparse.Namespace) -> None:
             )
             torch.save(network.state_dict(), "model.pt")
     if rank == 0:
-        again = models.get_model(asked.network, num_classes=10).to(device)
+        again = models.get_model(asked.network, num_classes=10).to(memory_format=layout).to(device)
         again.load_state_dict(torch.load("model.pt", map_location=device, weights_only=True))
         share = right(again, test, device).item() / len(test)
         print(f"model.pt, loaded by one process: accuracy {share:.1%}", flush=True)
@@ -116,6 +119,7 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=0, help="epochs until the rate is reached")
     parser.add_argument("--size", type=int, default=32, help="images are resized to it")
     parser.add_argument("--amp", action="store_true", help="bf16, or fp16 where a GPU has no bf16")
+    parser.add_argument("--channels-last", action="store_true", help="NHWC, as NVIDIA's AMP run")
     parser.add_argument("--sync-bn", action="store_true", help="for few images a GPU; GPUs only")
     parser.add_argument("--fake", action="store_true", help="images without a download")
     dist.init_process_group()
