@@ -246,7 +246,7 @@ print(f"losses of {len(batches)} clipped steps: equal to the bit")
 Code(inspect.getsource(late_steps.step_before_use), language="python")
 
 # %% [markdown]
-# **Read it.** So the next forward can hide a part of both; ZeRO-2 and the last cell's loop wait.
+# **Read it.** So the next forward can hide a part of the step's end; ZeRO-2 and the last cell's loop wait.
 # ZeRO-Offload's delayed update and [ZenFlow](https://www.deepspeed.ai/tutorials/zenflow) hide more: later passes compute
 # with older weights.
 #
@@ -353,12 +353,12 @@ def full(gradients_leave):
     return model, OffloadedOptimizer(adam, master_dtype=torch.float32, gradients_leave=gradients_leave)
 
 # %%
-names = {"1 text, optimizer state leaves": (False, 1), "1 text, gradients leave": (True, 1), "4 texts, gradients leave": (True, 4)}
+names = {"optimizer state leaves: 1 text": (False, 1), "gradients leave: 1 text": (True, 1), "gradients leave: 4 texts": (True, 4)}
 big = {name: simulate(lambda: full(leave), lambda m, o: finetune_step(m, o, texts, LENGTH), device="RTX 4090", name=name)
        for name, (leave, texts) in names.items()}
 for name, (_, texts) in list(names.items())[1:]:
     expected = 2 * P + texts * (inputs + logits)
-    print(f"{name}: {expected / GB:.2f} GB predicted, {big[name].peak_bytes / GB:.2f} simulated, in {big[name].peak_phase}")
+    print(f"{name}, {expected / GB:.2f} GB predicted, {big[name].peak_bytes / GB:.2f} simulated, in {big[name].peak_phase}")
     assert abs(big[name].peak_bytes / expected - 1) < 0.03, "2 bytes a parameter and activations: what else stays?"
 
 # %% [markdown]
@@ -479,9 +479,9 @@ print("Predicted days for 50 million tokens:", {name: round(50e6 / batch.tokens 
 
 # %% jupyter={"source_hidden": true}
 lanes = {}
-for name, how in {"DeepSpeed, 1 text": {"texts": 1}, "DeepSpeed, 4 texts": {"texts": 4}, "the loop, 4 texts": {"texts": 4, "loop": True}}.items():
+for name, how in {"1 text": {"texts": 1}, "4 texts": {"texts": 4}, "loop, 4 texts": {"texts": 4, "loop": True}}.items():
     lanes |= {f"{name}: {lane}": spans for lane, spans in step_lanes(full_step(**how))[0].items()}
-show(draw_lanes(lanes, title="A step of 16 texts on an RTX 4090", evidence=Evidence.PREDICTED),
+show(draw_lanes(lanes, title="16 texts on an RTX 4090: DeepSpeed, the loop", evidence=Evidence.PREDICTED),
      alt="With 1 text at once the GPU waits for the link after each; with 4 it waits less; in the loop it waits for the CPU's sums")
 
 # %% [markdown]
@@ -497,7 +497,7 @@ for row in table("zero_offload_throughput"):
     rows[f"{row['params_b']} billion"] = {"texts at once": row["micro_batch"], "published": float(row["tflops"])}
     for name, loop in {"the loop's parts": True, "DeepSpeed 0.19.8's": False}.items():
         rows[f"{row['params_b']} billion"][name] = work / step_lanes(full_step(texts, loop, P=count, all_texts=512, length=1024, **V100))[1]
-pd.DataFrame(rows).T.style.format(precision=1).set_caption("TFLOP/s of a V100, published (read off the figure) and predicted")
+pd.DataFrame(rows).T.style.format(precision=1).set_caption("TFLOP/s of a V100 by ZeRO-Offload: published (read off the figure) and predicted")
 
 # %% [markdown]
 # **Read it.** The loop's parts, which like the paper's run beside backward, come within 11%; DeepSpeed 0.19.8's, which no
@@ -505,7 +505,7 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("TFLOP/s of a V100, p
 #
 # **The verdict.** If adapters are good enough, take QLoRA without offload. Offload is for runs that train all
 # weights. With one text at once the link takes the largest share, so fill the card first. (A
-# bar of its link is many slices within backward.) Eight texts fit with a loss in chunks
+# link's bar is many slices within backward.) Eight texts fit with a loss in chunks
 # ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`), and halve the micro-batches. The loop hides
 # the gradients' way, and pays in sums on the CPU: with host memory at half it takes 36 s, and DeepSpeed 32 s.
 #
@@ -523,7 +523,7 @@ def zero_offload(on_gpu):
 
 
 # %%
-run_text = script_text.run_text(LENGTH, big["4 texts, gradients leave"].peak_bytes / GB)
+run_text = script_text.run_text(LENGTH, big["gradients leave: 4 texts"].peak_bytes / GB)
 here.write_script("offload.py", script_text.IMPORTS, zero_offload, by_block, script_text.PACKED, script_text.TRAINER, run_text)
 
 # %% [markdown]
@@ -555,8 +555,8 @@ print(f"norm that the loop clips by: {norm:.3f}; norm of the gradients on the ho
 assert norm == 0 < there, "gradients should have left the device"
 
 # %% [markdown]
-# **Diagnose it.** Nothing fails, and nothing is clipped: no gradients are on the device any more. Clip where they are.
-# DeepSpeed does so by `gradient_clipping`.
+# **Diagnose it.** Nothing fails, and nothing is clipped: no gradients are on the device any more. Clip where they are
+# (DeepSpeed: `gradient_clipping`).
 #
 # ## Recap
 #

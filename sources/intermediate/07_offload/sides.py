@@ -14,7 +14,8 @@ from utils.views.style import LOOKS, course_style, print_evidence, wrapped
 __all__ = ["Held", "draw_sides"]
 
 Held = Mapping[Category, float]
-SMALLEST_NUMBER = (0.06, 0.09)  # of the widest bar, in one panel and in two: narrower parts have no room
+# Of the widest bar, in one panel and in two: narrower parts have no room for a number.
+SMALLEST_NUMBER = (0.06, 0.09)
 PLACES = ("on the card", "in host memory")
 
 
