@@ -197,7 +197,7 @@ show(draw_sides(sides, title="A small transformer in fp32, 4 texts of 64 tokens:
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** All losses are equal. At the device's plain peak, early in backward, no gradients exist yet. Row two therefore
+# **Read it.** Offload changes no loss. At the device's plain peak, early in backward, no gradients exist yet. Row two therefore
 # saves the optimizer state alone. In the last row the blocks' gradients and optimizer
 # state are on the host, too, and each block is computed again, so few activations stay. Streamed weights come up twice; at
 # most two blocks of them are on the device, as *communication buffers*. *Temporaries* are the block that is computed again,
