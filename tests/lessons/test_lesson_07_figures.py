@@ -45,7 +45,7 @@ def test_beside_backward_a_link_hides_as_far_as_backward_lasts(down: float, seen
 
 def test_the_flow_says_what_crosses() -> None:
     told = texts(draw_flow(1e9, model="A model"))
-    assert "each gradient, 2.0 GB" in told and "weights, 2.0 GB" in told
+    assert "in backward:\ngradients, 2.0 GB" in told and "weights, 2.0 GB" in told
     assert "gradients, fp32\n4.0 GB" in told and "12.0 GB" in told
 
 
@@ -64,6 +64,12 @@ def test_a_bar_of_one_part_has_its_number_once() -> None:
         evidence=Evidence.PREDICTED,
     )
     assert sorted(texts(figure).split()) == ["2.0", "3.0", "3.0", "5.0"]
+
+
+def test_panels_can_have_other_names() -> None:
+    held, how = {Category.PARAMETERS: 3e9}, {"title": "A title", "evidence": Evidence.PREDICTED}
+    axes = draw_sides({"one": (held, held)}, places=("here", "there"), **how).axes
+    assert [each.get_xlabel() for each in axes] == ["here (GB)", "there (GB)"]
 
 
 def test_an_unknown_form_is_named() -> None:

@@ -37,7 +37,7 @@ def draw_flow(parameters: float, *, model: str) -> Figure:
         _draw_held(axes, HOST, 3.3, Category.GRADIENTS, f"gradients, fp32\n{four}")
         state = f"master copy, two\nmoments, fp32: {12 * parameters / GB:.1f} GB"
         _draw_held(axes, HOST, 1.3, Category.OPTIMIZER_STATE, state)
-        _draw_arrow(axes, (3.5, 5.6), 3.7, f"1  backward:\neach gradient, {two}")
+        _draw_arrow(axes, (3.5, 5.6), 3.7, f"1  in backward:\ngradients, {two}")
         _draw_arrow(axes, (5.6, 3.5), 1.5, f"3  after the step:\nweights, {two}")
         _draw_arrow(axes, (9.0, 10.1), 2.6, "", both=True)
         middle = CPU[0] + CPU[1] / 2

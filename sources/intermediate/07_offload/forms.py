@@ -18,7 +18,7 @@ from .streaming import stream_blocks
 
 __all__ = ["FORMS", "Form", "prepared"]
 
-FORMS = ("plain", "optimizer, gradients", "activations", "weights")
+FORMS = ("plain", "optimizer, gradients", "activations", "blocks streamed")
 
 
 class Form(NamedTuple):
@@ -61,7 +61,7 @@ def prepared(
     link, streamed = Link(), []
     finish: Callable[[], None] = lambda: None  # noqa: E731
     around: Callable[[], Any] = contextlib.nullcontext
-    if form == "weights":
+    if form == "blocks streamed":
         model.blocks, stream = stream_blocks(model.blocks, link)
         streamed, finish = list(model.blocks.parameters()), stream.finish
     if form == "activations":

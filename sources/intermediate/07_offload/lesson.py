@@ -14,7 +14,7 @@
 # **One question.** A full fine-tune of Llama-2-7B has 107.8 GB of states. What does it cost to train it on a card of
 # 24 GB: how many bytes must stay on the card, how many cross the link, and how many seconds does a step take?
 #
-# **Promise.** You offload by hand with equal losses, then by DeepSpeed and FSDP2 (PyTorch's own sharding). You leave
+# **Promise.** You offload by hand with equal losses, then by DeepSpeed and FSDP2 (PyTorch's sharding). You leave
 # with a script, and with lines that give the least that a step takes on your machine. New words:
 # [glossary](../00_glossary.ipynb).
 #
@@ -25,15 +25,13 @@
 # %% [markdown]
 # ## A bet
 #
-# By DeepSpeed the full fine-tune sends 135 GB over the link in every step. QLoRA (lesson 06) sends nothing. On the same
-# card, how many times as long as QLoRA's is its step? Write your guess. Section 5 counts.
+# In steps of 16 texts, four at once, the full fine-tune by DeepSpeed sends 135 GB over the link in each. QLoRA (lesson 06)
+# sends nothing. On the same card, how many times as long as QLoRA's is its step? Section 5 counts.
 
 # %%
 my_bet_times = 10
 
 # %% tags=["setup"]
-from utils import setup
-
 here = setup("intermediate/07")
 
 # %% jupyter={"source_hidden": true}
@@ -46,6 +44,9 @@ import torch
 from IPython.display import Code
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from evidence.record import recorded
+from evidence.validation import offload as published
+from evidence.validation.tables import table
 from utils import (
     GB, Evidence, Transformer, check, draw_lanes, llama_config, measure, model_shape, run_ranks, scratch, show,
     simulate, text_batches, text_tokens,
@@ -53,7 +54,7 @@ from utils import (
 
 # %% jupyter={"source_hidden": true}
 from utils.catalog import device as gpu
-from utils.lessons.lesson_07 import by_libraries, script_text, streaming
+from utils.lessons.lesson_07 import by_libraries, late_steps, script_text, streaming
 from utils.lessons.lesson_07.by_libraries import SMALL, whole_loss
 from utils.lessons.lesson_07.flow import draw_flow
 from utils.lessons.lesson_07.forms import FORMS, prepared
@@ -79,8 +80,8 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.", *fil
 # %% [markdown]
 # ## 1. What can leave
 #
-# A step needs each *weight* in forward and again in backward. It needs a *gradient* from the moment backward makes
-# it until the optimizer uses it. It needs the *optimizer state* (an fp32 master copy, two moments) once.
+# A step needs each *weight* in forward and again in backward. It needs each *gradient* until the optimizer has
+# used it, and the *optimizer state* (an fp32 master copy, two moments) once.
 # ZeRO-Offload ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) therefore keeps the weights on the card, puts
 # gradients and optimizer state into host memory, and lets the CPU do the step.
 
@@ -104,13 +105,12 @@ show(draw_sides(placed, title="States of Llama-2-7B, bf16 training", evidence=Ev
                    for name, (card, host) in placed.items()))
 
 # %% [markdown]
-# **Read it.** In row two the gradients stay on the card until backward ends, and are then copied to the host, in fp32: they
-# stand on both sides. Only row three, where each leaves as soon as it is made, has room for activations.
+# **Read it.** In row two the gradients stay on the card until backward ends. Only row three, where each leaves as soon as it is made, has room for activations.
 #
 # ## 2. By hand
 #
-# `Link` copies a tensor `down` to the host or `up` to the device, and counts the bytes. On a CPU both are
-# the same memory, so the meter counts what is made inside `host_memory()` as the host's.
+# `Link` copies a tensor `down` to the host or `up` to the device, and counts the bytes. On a CPU both are one memory: what is
+# made inside `host_memory()` counts as the host's.
 #
 # **Optimizer and gradients.** Master copies and moments live in host memory. A hook sends each gradient down as soon as
 # backward has made it. After the CPU's step the weights come up.
@@ -191,18 +191,17 @@ for name in FORMS:
 
 # %%
 sides = {name: (run.breakdown, run.host.breakdown if run.host_timeline else {}) for name, run in runs.items()}
-show(draw_sides(sides, title="A small transformer in fp32: peaks of a step, 4 texts of 64 tokens", evidence=Evidence.MEASURED,
-                unit_bytes=1e6, unit="MB"),
+show(draw_sides(sides, title="A small transformer in fp32, 4 texts of 64 tokens: each side at its own peak in a step", evidence=Evidence.MEASURED,
+                unit_bytes=1e6, unit="MB", places=("on the device", "in host memory")),
      alt="; ".join(f"{name}: {run.peak_bytes / 1e6:.1f} MB" for name, run in runs.items()))
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** All losses are equal: offload changes none here. At the plain peak, early in backward, no gradients exist yet.
-# Row two therefore saves the optimizer state alone; that gradients leave counts later. The last row changes more than its name
-# says: the blocks' gradients and optimizer state are on the host, too, and each block is computed again, so few activations
-# stay. Streamed weights come up twice; at most two blocks of them are on the device, as *communication buffers*.
-# *Temporaries* are the block that is computed again, with its gradients. Embeddings and head do not stream
-# (thin slices).
+# **Read it.** Offload changes no loss. At the device's plain peak, early in backward, no gradients exist yet. Row two therefore
+# saves the optimizer state alone. In the last row the blocks' gradients and optimizer
+# state are on the host, too, and each block is computed again, so few activations stay. Streamed weights come up twice; at
+# most two blocks of them are on the device, as *communication buffers*. *Temporaries* are the block that is computed again,
+# with its gradients. Embeddings and head do not stream (thin slices).
 #
 # ## 3. When does the link cost nothing?
 #
@@ -211,16 +210,20 @@ pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and
 # once, the link is hidden from $T = b F / (c B)$ tokens of a *micro-batch* on, which is what the card takes at once. With
 # every block checkpointed, forward has $c = 2$ and backward 6. Gradients ($b = 2$) leave in backward: $b / c = 2 / 6$.
 # Streamed weights ($b = 2$) come in both passes, and the shorter one decides: $2 / 2$. The bound holds only where transfers
-# run beside compute. DeepSpeed's do not (section 5).
+# run beside compute: in DeepSpeed by `overlap_comm`, which ZeRO-3 sets by default and ZeRO-2 does not.
 #
-# $B$ was not measured: it is 12.0 of PCIe 3's 15.75 GB/s, the constant by which NCCL rates such links (`topo.h`), and the
-# same share of faster links. $F$ was set on training runs of other cards than the RTX 4090.
+# $B$ is a rule: 12.0 of PCIe 3's 15.75 GB/s, as NCCL rates such links (`topo.h`), and the same share of faster ones.
+# $F$ was set on training runs of other cards than the RTX 4090; on that one
+# [Liao and others](https://arxiv.org/abs/2403.06504) report 156 TFLOP/s (13 billion parameters).
 
 # %%
 CARDS = {name: training_speeds(shape, name) for name in ("RTX 4090", "A100 80GB", "H100")}
 for name, (F, B) in CARDS.items():
     shares = F / gpu(name).peak_flops_per_second("bf16"), B / gpu(name).pcie.link_bytes_per_second
     print(f"{name}: F {F / 1e12:.0f} TFLOP/s, {shares[0]:.0%} of peak; B {B / GB:.1f} GB/s, {shares[1]:.0%} of line rate")
+record = recorded("device_speed")[0]
+copies = {row["quantity"]: row["median"] for row in record.rows}
+print(f"{record.evidence} on an {record.device}, whose link is an H100's: {copies['device to host']:.1f} GB/s down, {copies['host to device']:.1f} up")
 
 # %%
 moves = {  # bytes a parameter: on the card, on the host, down, up; and b / c of the pass that hides them
@@ -233,14 +236,23 @@ for name, (*held, ratio) in moves.items():
 pd.DataFrame(rows).T.style.format(precision=0, thousands=",", na_rep="after backward").set_caption("Llama-2-7B, a step of one micro-batch, predicted")
 
 # %% [markdown]
-# **Read it.** Gradients of one text of 2,048 tokens hide on the RTX 4090, and do not on the two faster cards.
-# Where all gradients are clipped together and no update may be late, no batch can hide the CPU's step and the weights' way
-# up: backward has ended. ZeRO-Offload's delayed update and DeepSpeed's
-# [ZenFlow](https://www.deepspeed.ai/tutorials/zenflow) run them beside later passes, which compute with older weights.
+# **Read it.** Gradients of one text of 2,048 tokens hide on the RTX 4090, with half of $B$ not even there, and do not on the
+# two faster cards. The CPU's step begins after backward, where all gradients are clipped together. But no weight need be new
+# before its next use:
+
+# %%
+assert late_steps.clipped_losses(late=True) == late_steps.clipped_losses(late=False), "is a weight used before its step?"
+print(f"losses of {len(batches)} clipped steps: equal to the bit")
+Code(inspect.getsource(late_steps.step_before_use), language="python")
+
+# %% [markdown]
+# **Read it.** So the next forward can hide a part of the step's end; ZeRO-2 and the last cell's loop wait.
+# ZeRO-Offload's delayed update and [ZenFlow](https://www.deepspeed.ai/tutorials/zenflow) hide more: later passes compute
+# with older weights.
 #
 # ## 4. DeepSpeed and FSDP2
 #
-# ZeRO-2 *partitions* gradients and optimizer state over ranks. Here is one rank. The calls at work:
+# ZeRO-2 *partitions* gradients and optimizer state over ranks; here is one. The calls at work:
 #
 # ```python
 # engine, *_ = deepspeed.initialize(model=model, optimizer=DeepSpeedCPUAdam(model.parameters(), lr=1e-3), config={
@@ -251,7 +263,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",", na_rep="after back
 #
 # `CPUOffloadPolicy` moves weights, too, as ZeRO-3 with both offloads does. A disk is one more link (`"nvme"`,
 # [ZeRO-Infinity](https://arxiv.org/abs/2104.07857)). Each row below is one setting, trained on 20 batches in bf16 without
-# clipping. *By block* gives each block its own parameter group (section 5).
+# clipping; *by block*: see section 5.
 
 # %%
 cpu = {"device": "cpu"}
@@ -291,13 +303,12 @@ assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
 # %% [markdown]
 # **Read it.** Row two keeps 2 bytes, the bf16 weights, and a buffer as large as the largest tensor (0.10). Its host holds 16
 # bytes, a bf16 copy for the way up, and such a buffer. With several micro-batches the bf16 sum of the
-# gradients lies there too. ZeRO-3 moves the weights as well: 0.50 bytes stay.
+# gradients lies there too. ZeRO-3 moves the weights as well; the 0.50 bytes are its bucket, here a quarter of the gradients.
 #
 # **Check your version.** With ZeRO-1 or 2 and offload, DeepSpeed silently dropped all gradients but the first micro-batch's,
 # from [#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550) (September 2024) to
-# [#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967) (April 2026). Before #6550, ZeRO-2's sums were wrong, too. The
-# planted fault drops the same: losses drift, and nothing fails. Release 0.19.0 is the first that is mended, also for several
-# `backward()` calls in one step ([#7981](https://github.com/deepspeedai/DeepSpeed/pull/7981)).
+# [#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967) (April 2026). The
+# planted fault drops the same: nothing fails. Release 0.19.0 is the first that is mended.
 #
 # **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
 
@@ -307,7 +318,7 @@ check("07.without_offload", saved_without_offload)
 
 # %% [markdown]
 # **Around adapters there is little to gain.** PEFT trains 20 million parameters in fp32, without a master copy. How many GB
-# does it free to offload AdamW's state?
+# does offloading AdamW's state free?
 
 # %%
 freed_gb = ...
@@ -324,17 +335,17 @@ for targets_of, each in per_block.items():
 # ## 5. The scenario as asked
 #
 # *"A 7B model on our 24 GB card, by PEFT and with offload."* One RTX 4090, steps of 16 texts of 2,048 tokens, 50 million
-# tokens. **Nothing of this section has run on a card**: its bytes are simulated and its seconds predicted.
+# tokens. **Nothing here has run on a card**: bytes are simulated or predicted, seconds predicted.
 #
 # **Does it fit?** Weights are in bf16, and every block is checkpointed. By formula, where backward begins: 2 bytes a
-# parameter; for each text at once an input for each block, and 12 bytes a logit (fp32 log-probabilities, their gradient,
-# and that of the logits).
+# parameter; for each text at once the blocks' inputs, and 12 bytes a logit (fp32 log-probabilities, their gradient, and that
+# of the logits).
 
 # %%
 LENGTH = 2048
 inputs, logits = 2 * LENGTH * shape.hidden * shape.layers, 12 * LENGTH * shape.vocabulary  # bytes of a text
 
-# %%
+
 def full(gradients_leave):
     model = AutoModelForCausalLM.from_config(llama_config(shape), dtype=torch.bfloat16).train()
     enable_checkpointing(model)
@@ -342,18 +353,18 @@ def full(gradients_leave):
     return model, OffloadedOptimizer(adam, master_dtype=torch.float32, gradients_leave=gradients_leave)
 
 # %%
-names = {"optimizer state leaves, 1 text": (False, 1), "gradients leave, 1 text": (True, 1), "gradients leave, 4 texts": (True, 4)}
+names = {"optimizer state leaves: 1 text": (False, 1), "gradients leave: 1 text": (True, 1), "gradients leave: 4 texts": (True, 4)}
 big = {name: simulate(lambda: full(leave), lambda m, o: finetune_step(m, o, texts, LENGTH), device="RTX 4090", name=name)
        for name, (leave, texts) in names.items()}
 for name, (_, texts) in list(names.items())[1:]:
     expected = 2 * P + texts * (inputs + logits)
-    print(f"{name}: {expected / GB:.2f} GB predicted, {big[name].peak_bytes / GB:.2f} simulated, in {big[name].peak_phase}")
+    print(f"{name}, {expected / GB:.2f} GB predicted, {big[name].peak_bytes / GB:.2f} simulated, in {big[name].peak_phase}")
     assert abs(big[name].peak_bytes / expected - 1) < 0.03, "2 bytes a parameter and activations: what else stays?"
 
 # %% [markdown]
 # **Before the first step there is the start.** To make fp32 masters, ZeRO-2 clones the weights of one *parameter group*
-# after another, on the card. `start_up` does the same on a simulated card: with all weights in
-# one group, as is usual, and with a group for each block. The cell first prints DeepSpeed's line (`stage_1_and_2.py`).
+# after another, on the card. `start_up` simulates that with all weights in one group, as is usual, and with a group for each
+# block. The cell first prints DeepSpeed's line (`stage_1_and_2.py`).
 
 # %%
 def by_block(model):
@@ -372,23 +383,21 @@ starts = {name: simulate(lambda: (AutoModelForCausalLM.from_config(llama_config(
 
 # %% jupyter={"source_hidden": true}
 bars = {name: ({Category.PARAMETERS: 2 * P, Category.TEMPORARIES: run.peak_bytes - 2 * P}, {}) for name, run in starts.items()}
-for name, (leave, texts) in names.items():
-    parts = {Category.PARAMETERS: 2 * P, Category.ACTIVATIONS: texts * inputs, Category.LOGITS_AND_LOSS: texts * logits}
-    rest = big[name].peak_bytes - sum(parts.values())
-    bars[name] = (parts | {Category.TEMPORARIES: rest} if leave else big[name].breakdown, {})
+bars |= {name: (run.breakdown, {}) for name, run in big.items()}
 show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evidence.SIMULATED, device="RTX 4090",
                 limit_bytes=CARD, limit=f"RTX 4090: {CARD / GB:.1f} GB"),
      alt="; ".join(f"{name}: {run.peak_bytes / GB:.1f} GB" for name, run in (starts | big).items()))
 
 # %% [markdown]
-# **Read it.** Four texts fit, and the usual start does not: the clone (grey) stands beside all weights. With a group for each
-# block the clone is one block. DeepSpeed's own buffers come on top: a *bucket* that collects gradients (1 GB by
+# **Read it.** Four texts fit, and the usual start does not: the clone (grey) stands beside all weights. By block it is one
+# block's. In steps the log-probabilities are activations, the two gradients temporaries.
+# DeepSpeed's own buffers come on top: a *bucket* that collects gradients (1 GB by
 # [default](https://www.deepspeed.ai/docs/config-json/), 0.2 GB in the script), and one for the largest tensor.
 #
-# **Does the host have room?** DeepSpeed holds 20 bytes a parameter there, and *pins* all but the moments: the system may not
-# move pinned memory, and only that is copied at the link's rate. PyTorch
+# **Does the host have room?** DeepSpeed holds 20 bytes a parameter there, and *pins* all but the moments: only memory that
+# stays in place is copied at the link's rate. PyTorch
 # [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a
-# power of two. The last cell's loop, in plain PyTorch, holds 18 bytes and pins only what arrives.
+# power of two. The last cell's loop holds 18 bytes and pins only what arrives.
 
 # %%
 with torch.device("meta"):
@@ -400,8 +409,8 @@ host_bytes, loop_host_bytes = 8 * P + sum(rounded), 16 * P + rounded[1]  # 8: tw
 print(f"host: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB with pinned tensors rounded up (predicted)")
 
 # %% [markdown]
-# A host of 128 GB has no room for that. `PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1` leaves tensors above 1 MB
-# unrounded (PyTorch's source; not run).
+# A host of 128 GB has room for neither. `PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1` spares the difference: tensors
+# above 1 MB stay unrounded (PyTorch's source; not run).
 #
 # **What does a step take?** The next cell follows the source of DeepSpeed 0.19.8. The parts run one after another:
 #
@@ -414,17 +423,16 @@ print(f"host: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB with pin
 # | weights come up | 2, link | once |
 #
 # The last cell's loop sends gradients down beside backward. The CPU adds them up: 6 bytes the first time, 10 after that. Four
-# memory modules, which 160 GB commonly takes, run slower than the assumed two: see "host memory at half". The card's bytes
-# include CUDA's context, 0.6 GB.
+# memory modules, usual for 160 GB, run slower than the assumed two: see "host memory at half".
 
 # %%
 F, B = CARDS["RTX 4090"]
 HOST = 2 / 3 * 2 * 8 * 5.6e9  # two channels of DDR5-5600, 8 bytes wide; that two thirds of it are reached is assumed
 
 
-def full_step(texts, loop=False, F=F, B=B, HOST=HOST):
-    m = 16 // texts
-    same = {"compute": 8 * P * texts * LENGTH / F, "weights": 2 * P / B, "micro_batches": m, "beside": loop}
+def full_step(texts, loop=False, F=F, B=B, HOST=HOST, P=P, all_texts=16, length=LENGTH):
+    m = all_texts // texts
+    same = {"compute": 8 * P * texts * length / F, "weights": 2 * P / B, "micro_batches": m, "beside": loop}
     if loop:  # clipping is 12 bytes here: torch scales gradients that are small enough, too
         return StepParts(up=0, down=2 * P / B, first_add=6 * P / HOST, add=10 * P / HOST, last_down=0, step=(12 + 28 + 6) * P / HOST, **same)
     each = 2 * P / B if m > 1 else 0
@@ -460,32 +468,48 @@ for name, (plan, how) in WAYS.items():
         slow, fast = (seconds(told, how, **{key: times * value for key, value in rate.items()}) for times in (0.5, 2))
         sheet[name][f"{words} at half, twice"] = f"{slow:.0f}, {fast:.0f}"
 display(pd.DataFrame(sheet).T.style.format(precision=1).set_caption(
-    f"Llama-2-7B, an RTX 4090 of {CARD / GB:.1f} GB, a host of {HOST / GB:.0f} GB/s, 16 texts a step, 4 at once unless the row says so, predicted"))
+    f"Llama-2-7B, an RTX 4090 of {CARD / GB:.1f} GB, a host of {HOST / GB:.0f} GB/s, 16 texts a step, 4 at once unless the row says so, adapters of rank 8 on q and v, card with CUDA's context, predicted"))
 
 # %%
 whole, qlora = sheet["full + offload, 4 texts"], sheet["QLoRA"]
 times = whole["step, s"] / qlora["step, s"]
-print(f"Full fine-tune: {2 * P / GB:.1f} GB of weights stay, {whole['card, GB']:.1f} GB at the peak; {whole['crossing, GB']:.0f} GB cross, {whole['step, s']:.0f} s a step.")
+print(f"Predicted. Full fine-tune: {2 * P / GB:.1f} GB of weights stay, {whole['card, GB']:.1f} GB at the peak; {whole['crossing, GB']:.0f} GB cross, {whole['step, s']:.0f} s a step.")
 print(f"QLoRA: {qlora['card, GB']:.1f} GB at the peak, nothing crosses, {qlora['step, s']:.0f} s a step. The full step takes {times:.1f} times as long; your bet: {my_bet_times}.")
-print("days for 50 million tokens:", {name: round(50e6 / batch.tokens * row["step, s"] / 86_400, 2) for name, row in sheet.items()})
+print("Predicted days for 50 million tokens:", {name: round(50e6 / batch.tokens * row["step, s"] / 86_400, 2) for name, row in sheet.items()})
 
 # %% jupyter={"source_hidden": true}
 lanes = {}
-for name, how in {"1 text": {"texts": 1}, "4 texts": {"texts": 4}, "loop, 4": {"texts": 4, "loop": True}}.items():
-    drawn, end = step_lanes(full_step(**how))
-    lanes |= {f"{name}, {end:.0f} s: {lane}": spans for lane, spans in drawn.items()}
-show(draw_lanes(lanes, title="A step of 16 texts: DeepSpeed, and the loop", evidence=Evidence.PREDICTED, device="RTX 4090"),
+for name, how in {"1 text": {"texts": 1}, "4 texts": {"texts": 4}, "loop, 4 texts": {"texts": 4, "loop": True}}.items():
+    lanes |= {f"{name}: {lane}": spans for lane, spans in step_lanes(full_step(**how))[0].items()}
+show(draw_lanes(lanes, title="16 texts on an RTX 4090: DeepSpeed, the loop", evidence=Evidence.PREDICTED),
      alt="With 1 text at once the GPU waits for the link after each; with 4 it waits less; in the loop it waits for the CPU's sums")
 
 # %% [markdown]
-# **The verdict.** If adapters are good enough, take QLoRA without offload. Offload is for the run in which all weights must
-# train. With one text at once the link takes the largest share, so fill the card first. (A
-# micro-batch's transfers, drawn as one bar, are slices within backward.) Eight texts fit with a loss in chunks
-# ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`), and spare half of the sums. The loop hides
-# the link, and pays in sums on the CPU: with host memory at half it takes 36 s, and DeepSpeed 32 s.
+# **Beside published runs** of ZeRO-Offload on a V100 (its Figure 8): the same function, by rates of other sources: 39 TFLOP/s
+# (Megatron-LM, abstract), 12 GB/s (ZeRO-Infinity, section 5.2), two thirds of a socket's line rate.
+
+# %%
+V100 = {"F": published.V100_FLOPS_PER_SECOND, "B": published.PCIE_BYTES_PER_SECOND, "HOST": 2 / 3 * published.SOCKET_BYTES_PER_SECOND}
+rows = {}
+for row in table("zero_offload_throughput"):
+    texts, count = int(row["micro_batch"]), published.parameters_of(int(row["layers"]), int(row["hidden"]))
+    work = 8 * count * 512 // texts * texts * 1024 / 1e12
+    rows[f"{row['params_b']} billion"] = {"texts at once": row["micro_batch"], "published": float(row["tflops"])}
+    for name, loop in {"the loop's parts": True, "DeepSpeed 0.19.8's": False}.items():
+        rows[f"{row['params_b']} billion"][name] = work / step_lanes(full_step(texts, loop, P=count, all_texts=512, length=1024, **V100))[1]
+pd.DataFrame(rows).T.style.format(precision=1).set_caption("TFLOP/s of a V100 by ZeRO-Offload: published (read off the figure) and predicted")
+
+# %% [markdown]
+# **Read it.** The loop's parts, which like the paper's run beside backward, come within 11%; DeepSpeed 0.19.8's, which no
+# published run checks here, fall to 20% below.
 #
-# **The script** of the full fine-tune: `by_block` replaces Trainer's two groups, and a DeepSpeed older than 0.19.0 ends it at
-# once.
+# **The verdict.** If adapters are good enough, take QLoRA without offload. Offload is for runs that train all
+# weights. With one text at once the link takes the largest share, so fill the card first. (A
+# link's bar is many slices within backward.) Eight texts fit with a loss in chunks
+# ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`), and halve the micro-batches. The loop hides
+# the gradients' way, and pays in sums on the CPU: with host memory at half it takes 36 s, and DeepSpeed 32 s.
+#
+# **The script** of the full fine-tune; `by_block` replaces Trainer's two groups.
 
 
 # %%
@@ -499,7 +523,7 @@ def zero_offload(on_gpu):
 
 
 # %%
-run_text = script_text.run_text(LENGTH, big["gradients leave, 4 texts"].peak_bytes / GB)
+run_text = script_text.run_text(LENGTH, big["gradients leave: 4 texts"].peak_bytes / GB)
 here.write_script("offload.py", script_text.IMPORTS, zero_offload, by_block, script_text.PACKED, script_text.TRAINER, run_text)
 
 # %% [markdown]
@@ -518,7 +542,7 @@ if not zero_problem:
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# A loop clips its gradients before each step. Here gradients leave in backward. Predict the norm.
+# A loop clips before each step. Here gradients leave in backward. Predict the norm.
 
 # %%
 torch.manual_seed(0)
@@ -531,25 +555,25 @@ print(f"norm that the loop clips by: {norm:.3f}; norm of the gradients on the ho
 assert norm == 0 < there, "gradients should have left the device"
 
 # %% [markdown]
-# **Diagnose it.** Nothing fails, and nothing is clipped: there are no gradients on the device any more. Clip where they
-# are. DeepSpeed does so by its setting `gradient_clipping`.
+# **Diagnose it.** Nothing fails, and nothing is clipped: no gradients are on the device any more. Clip where they are
+# (DeepSpeed: `gradient_clipping`).
 #
 # ## Recap
 #
 # - 2 bytes a parameter stay on the card, and 16 or more go to the host (DeepSpeed with several micro-batches: 20). The start
-#   must fit as well as the step.
-# - The link is free from $bF/(cB)$ tokens a micro-batch on, if transfers run beside compute. The step's end is not,
-#   unless the update is delayed.
+#   must fit, too.
+# - The link is free from $bF/(cB)$ tokens a micro-batch on, if transfers run beside compute. Of the step's
+#   end the next forward can hide a part; a delayed update hides more.
 # - ZeRO-2 on one GPU partitions nothing: its offload helps.
 #
 # ### Test yourself
 #
-# A full fine-tune of Llama-2-7B with offload on an H100 is much slower than its compute. A step has 64 micro-batches of 512
-# tokens. What do you change first?
+# A full fine-tune of Llama-2-7B with offload on an H100, 64 micro-batches of 512 tokens a step, is much slower than its
+# compute. What do you change first?
 #
 # <details><summary>Answer</summary>
 #
-# Take larger micro-batches. By DeepSpeed $m$ of them send $4m + 4$ bytes a parameter: 260 with 64, and 20 with four of 8,192
+# Take larger micro-batches. By DeepSpeed $m > 1$ of them send $4m + 4$ bytes a parameter: 260 with 64, and 20 with four of 8,192
 # tokens. At 48 GB/s that is 36.5 s and 2.8 s; compute takes 3.9 s.
 #
 # </details>
@@ -562,7 +586,7 @@ assert norm == 0 < there, "gradients should have left the device"
 #
 # **With transformers and DeepSpeed**: `torchrun --nproc-per-node 1 offload.py`.
 #
-# **In plain PyTorch**, also not run on a card. You have a `model` in bf16 there, checkpointed, and its `loader`:
+# **In plain PyTorch**, also not run on a card, with a `model` in bf16, checkpointed, and its `loader`:
 #
 # ```python
 # from collections import deque

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingA
 
 if Version(version("deepspeed")) < Version("0.19.0"):
     sys.exit("DeepSpeed before 0.19 can drop gradients of micro-batches with offload: pip install 'deepspeed>=0.19'")
-if torch.cuda.is_available():  # compiled at its first start: that needs a compiler
+if torch.cuda.is_available():  # compiled at its first start by a C++ compiler; 0.19.0 needs CUDA_HOME as well, 0.19.8 does not
     from deepspeed.ops.adam import DeepSpeedCPUAdam as Adam
 else:
     from torch.optim import AdamW as Adam

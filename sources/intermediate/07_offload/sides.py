@@ -14,8 +14,9 @@ from utils.views.style import LOOKS, course_style, print_evidence, wrapped
 __all__ = ["Held", "draw_sides"]
 
 Held = Mapping[Category, float]
-SMALLEST_NUMBER = 0.09  # of the widest bar: narrower parts have no room for a number
-SIDES = ("on the card", "in host memory")
+# Of the widest bar, in one panel and in two: narrower parts have no room for a number.
+SMALLEST_NUMBER = (0.06, 0.09)
+PLACES = ("on the card", "in host memory")
 
 
 def draw_sides(
@@ -28,6 +29,7 @@ def draw_sides(
     unit: str = "GB",
     limit_bytes: float = 0,
     limit: str = "",
+    places: tuple[str, str] = PLACES,
 ) -> Figure:
     """Bars of bytes by category, the card's on the left and the host's on the right, to one scale.
 
@@ -40,6 +42,7 @@ def draw_sides(
         device: where they are from.
         unit_bytes, unit: of the axes.
         limit_bytes, limit: the card's memory as a line with this name; 0 draws none.
+        places: what the two panels are called.
     """
     most = max(sum(side.values()) for sides in rows.values() for side in sides) / unit_bytes
     with course_style():
@@ -48,9 +51,9 @@ def draw_sides(
         panels = figure.subplots(1, sides, sharey=True, squeeze=False)[0]
         for side, axes in enumerate(panels):
             for row, held in enumerate(rows.values()):
-                _draw_row(axes, row, held[side], unit_bytes, most)
+                _draw_row(axes, row, held[side], unit_bytes, SMALLEST_NUMBER[sides - 1] * most)
             axes.set_xlim(0, 1.22 * most)
-            axes.set_xlabel(f"{SIDES[side]} ({unit})")
+            axes.set_xlabel(f"{places[side]} ({unit})")
             axes.grid(False, axis="y")
         panels[0].set_yticks(range(len(rows)), [wrapped(name) for name in rows])
         panels[0].set_ylim(len(rows) - 0.4, -0.9 if limit_bytes else -0.6)
@@ -63,18 +66,18 @@ def draw_sides(
     return figure
 
 
-def _draw_row(axes: Axes, row: int, held: Held, unit_bytes: float, most: float) -> None:
+def _draw_row(axes: Axes, row: int, held: Held, unit_bytes: float, smallest: float) -> None:
     left, shown = 0.0, [category for category in Category if held.get(category)]
     for category in shown:
         width = held[category] / unit_bytes
         look = LOOKS[category]
         axes.barh(row, width, left=left, height=0.6, color=look.color, hatch=look.hatch)
-        if width > SMALLEST_NUMBER * most:
+        if width > smallest:
             box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.85, "lw": 0}
             middle = left + width / 2
             axes.text(middle, row, f"{width:.1f}", ha="center", va="center", fontsize=9, bbox=box)
         left += width
-    if len(shown) == 1 and left > SMALLEST_NUMBER * most:
+    if len(shown) == 1 and left > smallest:
         return  # its number stands inside
     box = {"boxstyle": "square,pad=0", "facecolor": "white", "linewidth": 0}
     axes.text(left, row, f"  {left:.1f}", va="center", fontsize=10, zorder=3, bbox=box)
