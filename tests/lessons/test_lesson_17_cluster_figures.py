@@ -67,7 +67,7 @@ def test_bars_lie_on_the_nodes_and_tell_start_training_and_waiting_apart():
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     kinds = [
         "job starts, until it has a new save",
-        "job goes on from there to its end",
+        "job goes on from there",
         "job holds the node, no step runs",
     ]
     assert words[:5] == [*kinds, "node is dead", "in the queue"]

@@ -16,7 +16,7 @@ from utils.views.style import course_style, empty_figure, print_evidence
 from .clusters.jobs import JobSpan
 
 JOB, OTHERS, DEAD, QUEUED = "#92dadd", "#832db6", "#ffa90e", "#e6e6e6"
-STARTS, TRAINS = "job starts, until it has a new save", "job goes on from there to its end"
+STARTS, TRAINS = "job starts, until it has a new save", "job goes on from there"
 WAITS, KILLED, WAITING = "job holds the node, no step runs", "node is dead", "in the queue"
 # What a bar means, in the legend's order: its fill and its hatch, which tell all apart in grey too.
 _LOOKS = {

@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 60, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | about a minute on two CPU cores, most of it Slurm's; beyond Binder's 1 GB |
+# | 60, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | two to four minutes on two CPU cores, most of it Slurm's; beyond Binder's 1 GB |
 #
 # ## A bet
 #
@@ -119,7 +119,7 @@ print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the
       f"{seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it,** mark by mark. **1:** the rank of `n1` finds its connection closed, and stops with an error. (A power cut closes none: then
+# **Read it,** mark by mark. **1:** the rank of `n1` finds its connection closed; no step runs any more. (A power cut closes none: then
 # ranks hang until a timeout, section 4.) **2:** Slurm still lists the job as running, until `n2` has not answered for `SlurmdTimeout`:
 # 2 s here, 300 by default ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)). **3:** each start gets a *credential*, the
 # controller's signed permission to run this job on these nodes. The next start waits until the old one has expired (`cred_expire`):
@@ -133,7 +133,7 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
 # First Slurm did it, for the dead node: `--requeue` allows that. (Its 2 s were over before `srun`'s `--wait=60`. By default 300 s are not:
-# where a rank ends at once, as here, the step fails first. The script requeues, up to three times after the same save, and the job stays
+# where ranks end by themselves, the step fails first. The script requeues, up to three times after the same save, and the job stays
 # `COMPLETING` until Slurm has given `n2` up.) Then no node failed: `scontrol requeue` in `job.slurm` did it, because
 # `srun` ended with 75. (Its line says `PENDING`. Where a database keeps the accounts, `sacct` needs `--duplicates` to show all
 # starts.) What did the job print around its restarts, and is anything lost?
@@ -243,10 +243,10 @@ print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {lar
 ANSWERS = {
     "kubernetes.yaml": {
         "restartPolicy": "a container that ends is not started again in its pod",
-        "backoffLimitPerIndex": "the Job makes a new pod in its place, so often for each number",
-        "node-rank": "which gets the same number, and gives it to torchrun",
-        "action": "not counted among these is an end that fits this rule:",
+        "backoffLimitPerIndex": "the Job makes a new pod instead, so often for each number",
+        "action": "an end that fits this rule is not counted:",
         "type: Disr": "the pod was ended from outside, as by a drain of its node",
+        "node-rank": "the new pod has the old one's number, and gives it to torchrun",
     },
     "ray_train.py": {"max_failures": "all workers start anew, so often"},
     "skypilot.yaml": {
