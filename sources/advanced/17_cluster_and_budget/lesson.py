@@ -224,8 +224,9 @@ for name, (found, kind) in rows.items():
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Three launchers, one script: through two restarts and a dead worker its losses agree to a millionth of torchrun's. The
-# tokens are random, so the loss does not fall; yet the fault stands out. Two things make losses equal: a save holds all states (lesson 16), and a batch depends on the
+# **Read it.** Three launchers, one script: through two restarts and a dead worker the losses agree with torchrun's to a millionth. The
+# tokens are random, so the loss does not fall; yet the fault stands out. Two things make losses equal: a save holds all states
+# (lesson 16), and a batch depends on the
 # *step* alone. With a `DataLoader` seed the shuffle by the epoch and skip the batches that were used, or save its place
 # (torchdata's `StatefulDataLoader`). Where losses differ by more than rounding, look at the data, the state, then the numerics (TF32,
 # another GPU, dropout's seeds).
