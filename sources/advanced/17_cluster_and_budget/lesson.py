@@ -393,8 +393,8 @@ if slurm:
 # 30 s (newer versions have `--shutdown-timeout`) and ends with 1: requeue where a new save is there.
 #
 # With `enable_jit_checkpoint` a `Trainer` saves and stops at SIGTERM (`--signal=TERM@120`), and ends with 0, finished or not. A save that
-# was cut off keeps a marker. Each rank decides for itself when to stop: on several ranks use the loop above. With early stopping
-# ask whether it stopped, not for the last step: else 75 comes for ever.
+# was cut off keeps a marker. Each rank decides for itself when to stop: on several ranks use the loop above. Early stopping, too, ends
+# before the last step: test for it, or a job that is done starts again.
 #
 # ```python
 # import os, pathlib, shutil, sys
