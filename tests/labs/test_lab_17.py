@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from lab_answers import solution
 
@@ -62,9 +64,31 @@ def test_the_handed_out_job_is_broken_in_all_ways() -> None:
         ("2", "2", "n2"),
     ]
     assert (found.ended, found.requeued) == ([0, 0], []), "its shells forget how their ranks ended"
+    assert found.patience_seconds == 0, "the first rank that saved would end the others"
     assert try_script(text, signal_to="tasks", tasks=2).ended == [138, 138]
     codes = repairs.try_training(train, lab_17.TIMEOUT_SECONDS).codes
     assert codes[:2] != (75, 75), "ranks are told at different moments"
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ("", math.inf),
+        ("--kill-on-bad-exit=0 --wait=60", 60),
+        ("-K0 -W 300", 300),
+        ("--wait 5 -N2", 5),
+        ("-W7", 7),
+        ("--wait=0", math.inf),
+        ("--wait=60 --kill-on-bad-exit", 0),
+        ("-K1 --wait=60", 0),
+        ("-K", 0),
+    ],
+)
+def test_how_long_srun_lets_tasks_go_on_is_read_from_its_options(
+    options: str, seconds: float
+) -> None:
+    found = try_script(f"#!/bin/bash\nsrun {options} bash -c 'exit 3'\nexit $?\n", tasks=2)
+    assert (found.patience_seconds, found.ended) == (seconds, [3, 3]), found.said
 
 
 def test_the_markets_bind_by_deadline_memory_service_and_not_at_all() -> None:

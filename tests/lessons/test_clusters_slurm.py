@@ -138,6 +138,39 @@ def test_a_rank_that_ends_first_with_75_leaves_the_other_time_to_save(slurm, tmp
 
 
 @needs_slurm
+@pytest.mark.slow
+@pytest.mark.parametrize("requeues", [True, False])
+def test_a_step_may_fail_before_slurm_has_seen_the_dead_node(tmp_path, requeues):
+    """The script's requeue holds, and waits for Slurm to give the node up; without it the job has failed."""
+    again = "scontrol requeue $SLURM_JOB_ID" if requeues else "true"
+    text = (
+        "#SBATCH --nodes=2 --ntasks-per-node=1 --requeue --output=out.txt --open-mode=append\n"
+        "[ $SLURM_RESTART_COUNT ] && exit 0\n"
+        "touch started\n"
+        "srun --kill-on-bad-exit=0 --wait=1 bash -c '[ $SLURM_PROCID = 1 ] && sleep 300; sleep 3; exit 1'\n"
+        f"code=$?; {again}; exit $code\n"
+    )
+    slurm = Slurm(nodes=3, lost_after_seconds=15)
+    try:
+        number = slurm.submit(script(tmp_path, text))
+        while not (tmp_path / "started").exists():
+            assert slurm.seconds < SECONDS
+            time.sleep(0.05)
+        slurm.kill_node("n2")
+        [job] = slurm.wait(number, timeout_seconds=SECONDS)
+        states = [(span.state, span.restarts) for span in slurm.history]
+        log = (slurm.folder / "log" / "slurmctld").read_text()
+    finally:
+        slurm.stop()
+    if requeues:
+        assert (job.state, job.restarts, job.nodes) == ("COMPLETED", 1, "n[1,3]"), states
+        assert ("COMPLETING", 1) in states, states
+    else:
+        assert (job.state, job.restarts) == ("FAILED", 0), states
+    assert f"requeue job JobId={number} due to failure" not in log, "it is Slurm's no more"
+
+
+@needs_slurm
 def test_what_cannot_be_is_a_sentence(slurm, tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no script"):
         slurm.submit(tmp_path / "nothing.slurm")

@@ -42,7 +42,7 @@ def test_bars_lie_on_the_nodes_and_tell_start_training_and_waiting_apart():
     starts, dead = "//", "\\\\\\"
     assert bars == {
         (0, 2, 6, starts),
-        (0, 6, 7, ""),  # the job trains until its other node dies
+        (0, 6, 7, ""),  # it goes on until its other node dies
         (0, 7, 12, ""),  # then it holds the node
         (0, 18, 21, starts),
         (0, 21, 30, ""),
@@ -66,8 +66,8 @@ def test_bars_lie_on_the_nodes_and_tell_start_training_and_waiting_apart():
     assert "recorded on a machine" in figure.get_supxlabel()
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     kinds = [
-        "job trains",
-        "job starts: imports, loads its save",
+        "job starts, until it has a new save",
+        "job goes on from there",
         "job holds the node, no step runs",
     ]
     assert words[:5] == [*kinds, "node is dead", "in the queue"]

@@ -177,6 +177,14 @@ def _ranks(job: str) -> Verdict | None:
             "job.slurm: all ranks ended well, and it was requeued",
             nudge="Look at the exit code of srun first.",
         )
+    if found.patience_seconds < repairs.SAVING_SECONDS:
+        return not_yet(
+            "job.slurm: a rank ended with code 75 a minute before the others",
+            got=f"srun ends the others after {found.patience_seconds:g} s",
+            expected=f"{repairs.SAVING_SECONDS} s or more",
+            nudge="They still save. To srun the first 75 is a failure: with --kill-on-bad-exit=1 it ends all others at once, and "
+            "itself with 143. See the lesson's job.slurm, and --wait.",
+        )
     return None
 
 
@@ -217,13 +225,23 @@ def _codes(job: str) -> Verdict | None:
     if len(_try(job, codes={0: 1}, restarts=50, starts=STARTS).requeued) == STARTS:
         return not_yet(
             "job.slurm: a rank failed with code 1 on the 51st start, and was requeued then and at all later ones",
-            nudge="A job whose code is wrong would run for ever. $SLURM_RESTART_COUNT says how often it was started again.",
+            nudge="A job whose code is wrong would run for ever. Count its failures, in a file perhaps.",
         )
     if not _try(job, codes=dict.fromkeys(every, repairs.STOPPED), restarts=50).requeued:
         return not_yet(
             "job.slurm: the ranks saved and ended with code 75 on the 51st start",
             got="no requeue",
             nudge="A job that saves when it is told to gets on. Limit those alone that fail.",
+        )
+    failed = _try(job, codes={0: 1}, restarts=50)
+    if not failed.requeued and failed.patience_seconds < repairs.LOST_SECONDS:
+        return not_yet(
+            "job.slurm: node n2 died on the 51st start; rank 0 found its connection closed and ended with code 1",
+            got=f"srun waited {failed.patience_seconds:g} s more, and the script did not requeue",
+            expected=f"a requeue, or an srun that waits the {repairs.LOST_SECONDS} s until Slurm itself has seen it",
+            nudge="$SLURM_RESTART_COUNT counts all starts, those after a save and after a dead node, too. Count failures alone."
+            if "SLURM_RESTART_COUNT" in job
+            else "Once the script has ended by itself, Slurm requeues no more for the dead node. So requeue here, up to a limit.",
         )
     return None
 

@@ -16,12 +16,12 @@ from utils.views.style import course_style, empty_figure, print_evidence
 from .clusters.jobs import JobSpan
 
 JOB, OTHERS, DEAD, QUEUED = "#92dadd", "#832db6", "#ffa90e", "#e6e6e6"
-TRAINS, STARTS = "job trains", "job starts: imports, loads its save"
+STARTS, TRAINS = "job starts, until it has a new save", "job goes on from there"
 WAITS, KILLED, WAITING = "job holds the node, no step runs", "node is dead", "in the queue"
 # What a bar means, in the legend's order: its fill and its hatch, which tell all apart in grey too.
 _LOOKS = {
-    TRAINS: (JOB, ""),
     STARTS: (JOB, "//"),
+    TRAINS: (JOB, ""),
     WAITS: ("#ffffff", ""),
     KILLED: (DEAD, "\\\\\\"),
     WAITING: (QUEUED, ""),
@@ -47,7 +47,7 @@ def draw_cluster(
         nodes: in order.
         title: of the figure.
         killed: nodes that died, and when, on the clock of the history.
-        trains: from when on each start of the first job trains; before that it imports and loads.
+        trains: when each start of the first job had a new save; before that it imports, loads and does its first steps.
         marks: what befell the job, and when; numbered in the picture.
         evidence: measured, or recorded.
         device: on which machine.
@@ -97,7 +97,7 @@ def draw_troubles(seen: Mapping[str, Any], *, evidence: Evidence, device: str) -
         "USR1: it saves and ends with 75; job.slurm requeues it": seen["signalled"],
         "the credential of start 2 has expired: start 3": third.start_seconds,
     }
-    title = "One job loses a node, then is warned that its time is over"
+    title = "One job loses a node, then is warned that its time is nearly over"
     return draw_cluster(history, ["n1", "n2", "n3"], title=title, killed={"n2": seen["killed"]},
                         trains=seen["trains"], marks=marks, evidence=evidence, device=device)  # fmt: skip
 
@@ -110,7 +110,7 @@ def _seen(span: JobSpan, ends: float) -> tuple[float, float]:
 def _of_job(
     span: JobSpan, node: str, killed: Mapping[str, float], trains: Sequence[float], ends: float
 ) -> list[_Bar]:
-    """Bars of one start on one node: it starts, trains, and waits where another of its nodes is dead."""
+    """Bars of one start on one node: it starts, goes on, and waits where another of its nodes is dead."""
     start, end = _seen(span, ends)
     first = trains[span.restarts] if span.restarts < len(trains) else start
     deaths = [killed[name] for name in span.node_names if start < killed.get(name, 0) < end]

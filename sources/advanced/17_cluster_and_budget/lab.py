@@ -43,12 +43,14 @@ print(broken("train.py"))
 
 # %% [markdown]
 # **Spec.** Repair both, as texts. Keep two nodes, one task on each, two ranks in a task, `out.txt`, and
-# `python -u train.py`, started by `srun`. There are nine mistakes; lines that worked in the lesson may be wrong here.
+# `python -u train.py`, started by `srun`. There are ten mistakes; lines that worked in the lesson may be wrong here.
 #
 # - All four ranks meet, also when the nodes do not share a network name such as `localhost`.
 # - Slurm warns the job with `SIGUSR1` two minutes before its time is over. Then the job saves, ends with code 75, and is
-#   requeued. The signal comes to every process of a task, to ranks at different moments, to some perhaps not at all.
-# - A job whose node dies is started again. One that fails every time is not started again for ever.
+#   requeued, however often. The signal comes to every process of a task, to ranks at different moments, to some perhaps
+#   not at all; and one rank may end a minute after another.
+# - A job whose node dies is started again, also where the ranks of the other node end before Slurm has seen it (300 s).
+#   One that fails every time is not started again for ever.
 # - A task ends with 0 only if both of its ranks did. `out.txt` shows every step once, also after a signal.
 #
 # Where a Slurm can be started, the check starts one and sends the signal; elsewhere it runs both texts with stand-ins.
@@ -59,24 +61,24 @@ repaired_job = """#!/bin/bash
 #SBATCH --job-name=lab-17 --nodes=2 --ntasks-per-node=1 --time=5
 #SBATCH --output=out.txt --open-mode=append --requeue
 #SBATCH --signal=USR1@120
-
 export MASTER_PORT=29517 WORLD_SIZE=$((2 * SLURM_NTASKS))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 set -o pipefail
-srun --kill-on-bad-exit=1 bash -c '
+srun --kill-on-bad-exit=0 --wait=60 bash -c '
   trap "" USR1  # for the ranks, not for this shell
   for i in 0 1; do
     RANK=$((2 * SLURM_PROCID + i)) python -u train.py &
     ranks+=($!)
   done
-  code=0
-  for rank in "${ranks[@]}"; do wait $rank || code=$?; done
+  code=0; for rank in "${ranks[@]}"; do wait $rank || code=$?; done
   exit $code
 ' | tee -a losses.txt
 code=$?
-
-if [ $code = 75 ] || { [ $code != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; }; then
+if [ $code = 75 ]; then
   scontrol requeue $SLURM_JOB_ID
+elif [ $code != 0 ]; then  # a rank failed: try again, 3 times after the same save
+  echo "after $(cat save.json 2>/dev/null)" >> failures.txt
+  if [ $(grep -cxF "$(tail -n 1 failures.txt)" failures.txt) -le 3 ]; then scontrol requeue $SLURM_JOB_ID; fi
 fi
 exit $code
 """
@@ -104,7 +106,8 @@ check("17.repaired_job", {"job.slurm": repaired_job, "train.py": repaired_train}
 # <details><summary>Hint 1</summary>Who fills in each <code>$</code>, how often, and on which node? The batch script
 # runs once, on the first node. What stands in single quotes is filled in by each node's shell.</details>
 # <details><summary>Hint 2</summary>Follow one number: a rank ends with 75. Who is told, and what does that one end
-# with? <code>wait</code>, the shell, <code>srun</code>, <code>tee</code>, <code>$?</code>.</details>
+# with? <code>wait</code>, the shell, <code>srun</code>, <code>tee</code>, <code>$?</code>. And what does
+# <code>srun</code> do with the tasks that have not ended yet?</details>
 # <details><summary>Hint 3</summary>A signal handler runs in the middle of a step, on some ranks. It should note the
 # signal and no more. In the loop, all ranks ask <code>ranks.any(...)</code> once a step, so that they save after the
 # same one. And what does the signal do to a shell that has no handler?</details>

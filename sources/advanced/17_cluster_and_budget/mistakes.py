@@ -37,9 +37,17 @@ def changed(name: str, *changes: Change) -> Callable[[dict[str, str]], dict[str,
 
 SHELL = "RANK=$((2 * SLURM_PROCID + i))"
 ADDRESS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-REQUEUE = 'if [ $code = 75 ] || { [ $code != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; }; then'
-EACH = """  code=0
-  for rank in "${ranks[@]}"; do wait $rank || code=$?; done
+SAVED = "if [ $code = 75 ]; then\n  scontrol requeue $SLURM_JOB_ID\n"
+FAILED = """elif [ $code != 0 ]; then  # a rank failed: try again, 3 times after the same save
+  echo "after $(cat save.json 2>/dev/null)" >> failures.txt
+  if [ $(grep -cxF "$(tail -n 1 failures.txt)" failures.txt) -le 3 ]; then scontrol requeue $SLURM_JOB_ID; fi
+"""
+# By Slurm's own count, of all starts.
+RESTARTED = """elif [ $code != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+  scontrol requeue $SLURM_JOB_ID
+"""
+PATIENT = "--kill-on-bad-exit=0 --wait=60"
+EACH = """  code=0; for rank in "${ranks[@]}"; do wait $rank || code=$?; done
   exit $code
 """
 TRAP = '  trap "" USR1  # for the ranks, not for this shell\n'
@@ -103,18 +111,35 @@ known.mistakes(
         "replaces $?",
     ),
     no_requeue_at_75=(
-        changed("job.slurm", ("scontrol requeue $SLURM_JOB_ID", "true")),
+        changed("job.slurm", (SAVED, "if [ $code = 75 ]; then\n  true\n")),
         "wait to be started again",
     ),
-    for_ever=(changed("job.slurm", (REQUEUE, "if [ $code != 0 ]; then")), "for ever"),
+    for_ever=(
+        changed("job.slurm", (SAVED + FAILED, SAVED.replace("= 75", "!= 0"))),
+        "for ever",
+    ),
     limited_in_all_cases=(
-        changed(
-            "job.slurm",
-            (REQUEUE, 'if [ $code != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then'),
-        ),
+        changed("job.slurm", (SAVED + FAILED, RESTARTED.removeprefix("el"))),
         "Limit those alone",
     ),
-    always=(changed("job.slurm", (REQUEUE, "if true; then")), "exit code of srun first"),
+    limited_by_slurm_s_own_count=(
+        changed("job.slurm", (FAILED, RESTARTED)),
+        "those after a save",
+    ),
+    a_lost_node_is_a_failure=(changed("job.slurm", (FAILED, "")), "Slurm requeues no more"),
+    the_first_75_ends_the_others=(
+        changed("job.slurm", (PATIENT, "--kill-on-bad-exit=1")),
+        "itself with 143",
+    ),
+    the_lesson_s_other_flag_alone=(
+        changed("job.slurm", (PATIENT, "-K --wait=60")),
+        "after 0 s",
+    ),
+    no_patience=(changed("job.slurm", ("--wait=60", "--wait 5")), "after 5 s"),
+    always=(
+        changed("job.slurm", (SAVED + FAILED, SAVED.replace("[ $code = 75 ]", "true"))),
+        "exit code of srun first",
+    ),
     the_shell_dies=(changed("job.slurm", (TRAP, "")), "The shell dies of it"),
     the_shell_stops_waiting=(
         changed("job.slurm", (TRAP, "  trap : USR1\n")),
@@ -176,15 +201,10 @@ HANDED_ON: tuple[Change, ...] = (
         "' &\nwait $!; code=$?\n[ $code = 138 ] && { wait $!; code=$?; }",
     ),
 )
-COUNTED = """if [ $code = 75 ]; then
-  scontrol requeue $SLURM_JOB_ID
-elif [ $code != 0 ]; then
+COUNTED = """elif [ $code != 0 ]; then
   echo failed >> failures.txt
   [ $(wc -l < failures.txt) -lt 3 ] && scontrol requeue $SLURM_JOB_ID
-fi
-exit $code
 """
-COUNTED_FROM = f"{REQUEUE}\n  scontrol requeue $SLURM_JOB_ID\nfi\nexit $code\n"
 known.rights(
     "repaired_job",
     slow=True,  # where a Slurm is installed; elsewhere stand-ins take a second
@@ -201,13 +221,13 @@ known.rights(
         "job.slurm",
         ("$((2 * SLURM_NTASKS))", "4"),
         ("set -o pipefail\n", ""),
-        ("code=$?\n\nif", "code=${PIPESTATUS[0]}\n\nif"),
+        ("code=$?\nif", "code=${PIPESTATUS[0]}\nif"),
     ),
-    no_pipe=changed(
-        "job.slurm", (REQUEUE, "if [ $code = 75 ]; then"), (" | tee -a losses.txt", "")
-    ),
+    no_pipe=changed("job.slurm", (" | tee -a losses.txt", "")),
+    slurm_sees_the_dead_node=changed("job.slurm", (FAILED, ""), ("--wait=60", "-W 360")),
+    it_waits_without_end=changed("job.slurm", (FAILED, RESTARTED), (f" {PATIENT}", "")),
     by_the_script=changed("job.slurm", *HANDED_ON),
-    counted_in_a_file=changed("job.slurm", (COUNTED_FROM, COUNTED)),
+    counted_in_a_file=changed("job.slurm", (FAILED, COUNTED)),
 )
 
 

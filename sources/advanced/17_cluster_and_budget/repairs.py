@@ -26,6 +26,8 @@ FOLDER = Path(__file__).with_name("job")
 STEPS = 12
 STOPPED = 75
 REAL_SECONDS = 60.0
+LOST_SECONDS = 300  # SlurmdTimeout by default: so long no node is called dead
+SAVING_SECONDS = 60  # by which one rank may end after another
 
 
 def broken(name: str) -> str:

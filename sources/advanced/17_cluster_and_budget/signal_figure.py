@@ -13,7 +13,7 @@ GETS, SPARED, DIES = "#dcebf8", "#ffffff", "#fbe3cf"
 WIDTH, HEIGHT = 3.1, 0.95
 # Boxes: left, bottom, width, fill, text. In columns: the script, a rank as srun's task, a torchrun as srun's task.
 _BOXES = (
-    (3.5, 4.0, 7.2, SPARED, "Slurm, 120 s before the job's time limit"),
+    (3.5, 4.0, 7.2, SPARED, "Slurm, 120 to 180 s before the job's time limit"),
     (0.0, 1.8, WIDTH, SPARED, "job.slurm, the batch shell:\ngets none (B:USR1 would\ngo here alone)"),
     (3.7, 1.8, WIDTH, GETS, "python train.py, a rank:\nnotes it, saves after the step,\nends with 75"),
     (7.4, 1.8, WIDTH, DIES, "torchrun:\nhas no handler for it, dies;\nsrun ends with 138, not 75"),

@@ -6,6 +6,7 @@ with the code that the case asks for; a signal comes to the script or to all pro
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -24,7 +25,21 @@ SECONDS = 20.0
 STUBS = {
     # Starts the tasks of all nodes at once, as Slurm would; a signal goes to every process of every task.
     "srun": """#!/bin/bash
-words=(); for word in "$@"; do case "$word" in -*) [ ${#words[@]} = 0 ] || words+=("$word");; *) words+=("$word");; esac; done
+waits=0 kills=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -K0 | --kill-on-bad-exit=0) kills= ;;
+    -K* | --kill-on-bad-exit*) kills=1 ;;
+    --wait=*) waits=${1#--wait=} ;;
+    -W | --wait) waits=$2; shift ;;
+    -W*) waits=${1#-W} ;;
+    -*) ;;
+    *) break ;;
+  esac
+  shift
+done
+words=("$@")
+echo "${kills:-0} $waits" > "$STUB_NOTES/srun"
 set -m
 trap ': > "$STUB_NOTES/signal"' USR1
 per_node=$((SLURM_NTASKS / SLURM_NNODES)) tasks=()
@@ -84,6 +99,7 @@ class Tried:
         saved: ranks that came to their end after a signal.
         requeued: what `scontrol requeue` was given.
         said: what the script printed, errors included.
+        patience_seconds: how long its last srun lets tasks go on when one has failed; without end where it says nothing.
         is_endless: it did not end.
     """
 
@@ -92,6 +108,7 @@ class Tried:
     saved: list[str]
     requeued: list[str]
     said: str
+    patience_seconds: float = math.inf
     is_endless: bool = False
 
 
@@ -135,7 +152,16 @@ def try_script(
             sorted(_lines(folder / "saved")),
             _lines(folder / "requeued"),
             (folder / "said").read_text(errors="replace"),
+            _patience_seconds(_lines(folder / "srun")),
         )
+
+
+def _patience_seconds(noted: list[str]) -> float:
+    """Of srun's options: 0 with --kill-on-bad-exit, else what --wait says, of which 0 is without end."""
+    kills, _, waits = (noted or ["0 0"])[-1].partition(" ")
+    if kills == "1":
+        return 0.0
+    return float(waits) if waits.isdigit() and int(waits) else math.inf
 
 
 def _ran_to_its_end(folder: Path, known: dict[str, str], signal_to: str) -> bool:
