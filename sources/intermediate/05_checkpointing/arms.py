@@ -19,7 +19,7 @@ from .moments import deciding
 __all__ = ["draw_arms"]
 
 NAMED = 0.5  # GiB: a smaller part is not in the legend
-INSIDE = 1.5  # GiB: a narrower part has no number
+INSIDE = 1.7  # GiB: a narrower part has no number
 NEAR_LOSS = (
     Category.LOGITS_AND_LOSS,
     Category.TEMPORARIES,
@@ -58,7 +58,7 @@ def draw_arms(runs: Sequence[Measurement], room_bytes: int, *, margin: float, ti
             _say(axes, row, longest, (run.peak_bytes / GIB, outline), verdict)
         axes.axvline(room, color="black", ls="--", lw=1.5, zorder=4)
         axes.set_yticks(range(len(runs)), [f"{run.name}\n({deciding(run)})" for run in runs])
-        axes.tick_params(axis="y", length=0, labelsize=10)
+        axes.tick_params(axis="y", length=0, labelsize=9)
         axes.set_ylim(len(runs) - 0.5, -1.0)  # the first run on top, and room for the line's name
         axes.text(room - 0.4, -0.72, f"{room:.2f} GiB usable", ha="right", va="center", fontsize=10)
         axes.set_xlim(0, COLUMNS[-1] * longest)
@@ -67,7 +67,7 @@ def draw_arms(runs: Sequence[Measurement], room_bytes: int, *, margin: float, ti
         axes.set_xlabel("memory (GiB)", loc="left")
         axes.grid(False, axis="y")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-        _draw_legend(figure, runs)
+        _draw_legend(figure, runs, margin)
         print_evidence(figure, [run.evidence for run in runs], [run.device for run in runs])
     return figure
 
@@ -105,7 +105,7 @@ def _say(axes: Axes, row: int, longest: float, sums: tuple[float, float], verdic
             axes.text(place * longest, y, words, ha="right", va="center", fontsize=10)
 
 
-def _draw_legend(figure: Figure, runs: Sequence[Measurement]) -> None:
+def _draw_legend(figure: Figure, runs: Sequence[Measurement], margin: float) -> None:
     shown = [c for c in Category if any(_parts(run).get(c, 0.0) >= NAMED for run in runs)]
     names = {c: str(c) for c in shown} | {NEAR_LOSS[0]: "logits, loss and their temporaries"}
     parts = [Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=names[c]) for c in shown]
@@ -113,7 +113,14 @@ def _draw_legend(figure: Figure, runs: Sequence[Measurement]) -> None:
         Patch(fill=False, edgecolor="black", label="reserved"),
         Line2D([], [], color="black", ls="--", label="the card"),
     ]
-    figure.legend(handles=[*parts, *marks], loc="outside lower center", ncols=4, fontsize=10)
+    figure.legend(
+        handles=[*parts, *marks],
+        loc="outside lower center",
+        ncols=4,
+        fontsize=10,
+        title=f"fits: open if less than {100 * (margin - 1):.0f}% of what is reserved is to spare",
+        title_fontsize=10,
+    )
 
 
 check_public(globals())

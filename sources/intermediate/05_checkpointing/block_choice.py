@@ -5,6 +5,7 @@ Bytes and operations are counted, not timed, so that every machine finds the sam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ __all__ = [
     "activation_peak",
     "best_blocks",
     "block_costs",
+    "fewest_blocks",
     "recompute_flops",
 ]
 
@@ -107,6 +109,30 @@ def _undominated(
         if cheapest is None or choice[1] < cheapest:
             cheapest = choice[1]
             yield choice
+
+
+def fewest_blocks(
+    reserved_by: Callable[[int], int], limit_bytes: float, freed_bytes: float, depth: int
+) -> int:
+    """How many of the first blocks to checkpoint, so that a step reserves no more than the limit.
+
+    Begins with the overflow divided by what one block gives back, and goes up from there.
+
+    Args:
+        reserved_by: what the step reserves if so many blocks are checkpointed.
+        limit_bytes: the most that it may reserve.
+        freed_bytes: what one block gives back, about: where it gives back more, one block fewer may
+            fit.
+        depth: how many blocks there are.
+
+    Raises:
+        ValueError: not even with all of them does the step fit.
+    """
+    over_bytes = reserved_by(0) - limit_bytes
+    for blocks in range(max(0, math.ceil(over_bytes / freed_bytes)), depth + 1):
+        if reserved_by(blocks) <= limit_bytes:
+            return blocks
+    raise ValueError(f"The step does not fit even if all {depth} blocks are checkpointed.")
 
 
 def block_costs(model: nn.Module, *inputs: Any) -> list[BlockCost]:

@@ -18,11 +18,11 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 75, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | about a minute on two CPU cores |
+# | 75, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | about two minutes on two CPU cores |
 #
 # ## A bet
 #
-# Every block is checkpointed: its forward runs twice. By how many percent does a step's arithmetic grow? Replace the 0.
+# Every block is checkpointed: it runs again in backward. By how many percent does a step's arithmetic grow? Replace the 0.
 
 # %%
 my_bet_percent = 0
@@ -49,7 +49,8 @@ from utils.simulation.devices import simulated_device
 from utils.techniques import EXPENSIVE, checkpoint_blocks, in_segments
 from utils.catalog import device as card
 from utils.lessons.lesson_05.arms import draw_arms
-from utils.lessons.lesson_05.block_choice import block_costs
+from utils.lessons.lesson_05.block_choice import block_costs, fewest_blocks
+from utils.lessons.lesson_05.compiled import compiled
 from utils.lessons.lesson_05.depth import operations_of
 from utils.lessons.lesson_05.moments import deciding, draw_moments, moments
 from utils.lessons.lesson_05.speeds import draw_speeds
@@ -110,7 +111,7 @@ show(figure, alt="Bytes alive through a step, twice; each moment has its height 
 # | moment | alive beside parameters and optimizer state, every block checkpointed |
 # |---|---|
 # | loss peak: the loss, and where its backward begins | all edges, the logits; under autocast, before backward, the weights' 16-bit copies |
-# | first tooth | all edges, one inside |
+# | first tooth | all edges, one inside, the head's gradient |
 # | last tooth | one edge, one inside, all gradients but its own block's |
 # | optimizer step | all gradients; on a GPU, unless `fused=True`, temporaries as large as all parameters |
 #
@@ -187,9 +188,7 @@ print("needs a gradient:", by_hand.requires_grad, "by hand,", by_torch.requires_
 # | every 2nd | all of four blocks; inputs of five |
 # | every block | inputs |
 # | segments of 3 | one input in three; three blocks are recomputed together |
-# | selective | inputs, and the results of matrix products and attention |
-#
-# `EXPENSIVE` lists matrix products and attention's kernels (see *On Monday*).
+# | selective (`EXPENSIVE`) | inputs, and the results of matrix products and attention |
 
 # %%
 WAYS = {"none": {"every": 0}, "every 2nd": {"every": 2}, "every block": {"every": 1}, "segments of 3": {"segment": 3},
@@ -233,8 +232,7 @@ print(f"your bet: {my_bet_percent}%, counted: {extra_percent['every block']:.1f}
 # %% jupyter={"source_hidden": true}
 figure = draw_tradeoff([replace(run, name=f"{way}: {deciding(run)}") for way, run in runs.items()], list(extra_percent.values()), cost_label="more operations of matrix products and attention (%, counted)",
                        title="Nine blocks: peak, the moment that decides it, and operations (time: section 6)")
-show(figure, alt="Measured peaks against counted extra operations, each with the moment that decides: none and selective "
-     "stand at zero, every block is lowest, segments of 3 cost most.")
+show(figure, alt="Measured peaks against counted extra operations, each with the moment that decides: none and selective stand at zero, every block is lowest, segments of 3 cost most.")
 
 # %% [markdown]
 # **Read it.** *Every block* counts less than 33%, mostly because PyTorch stops a second run once all that was saved is
@@ -252,14 +250,13 @@ check("05.last_block", last_block_helps)
 # <details><summary>Answer</summary>
 #
 # No. Its inside returns first, while all others are alive. The peak falls by no more than what is gone by then: logits
-# and their gradients, here less than an inside. *Every 2nd* checkpoints the last, too: its first tooth decides.
+# and their gradients, here less than an inside.
 #
 # </details>
 #
 # ### The rule of the square root
 #
-# [Chen and others (2016)](https://arxiv.org/abs/1604.06174) cut $n$ layers into segments of $s$. (`block_costs` counts edge
-# and inside.)
+# [Chen and others (2016)](https://arxiv.org/abs/1604.06174) cut $n$ layers into segments of $s$.
 #
 # | loss peak | first tooth | last tooth |
 # |---|---|---|
@@ -298,7 +295,25 @@ for depth, ratio in ((36, 0), (36, 1), (36, inside // edge), (24, 13), (96, 13))
 # %% [markdown]
 # **Read it.** With insides of $r$ edges the first tooth is lowest with $s$ near $\sqrt{n/(1+r)}$: here $\sqrt{36/9} = 2$.
 # Only with nothing inside is that $\sqrt{n}$. In section 6 a block gives back 13 edges, cast weights included, and the first
-# tooth never decides. Longer segments lower the loss peak, shorter ones the last tooth.
+# tooth never decides.
+#
+# **A compiler** chooses by operation, within a budget for what is kept: from 1.0, its default, to 0.0. Three blocks, by a
+# backend that does no more than choose (`compiled`):
+
+# %%
+shallow = replace(small, layers=3)
+peaks = {name: measured(name, config=shallow, every=every).peak_bytes for name, every in (("none", 0), ("every block", 1))}
+for name, budget in (("one graph", 0.5), ("one graph", 0.0), ("a graph a block", 0.0)):
+    model, optimizer = build(shallow, every=0)
+    with compiled(model, budget, by_block=name == "a graph a block") as body:
+        one_step(body, optimizer)  # compiles
+        run = measure(partial(one_step, body, optimizer), model=body, optimizer=optimizer, name=name, timed_steps=0)
+    peaks[f"{name}, budget {budget}"] = run.peak_bytes
+print(", ".join(f"{name}: {format_bytes(peak)}" for name, peak in peaks.items()), "(measured)")
+
+# %% [markdown]
+# **Read it.** One graph is one segment. With the smallest budget it keeps only inputs, then all its insides come back at
+# once: nearly the peak of *none*. A graph a block comes near *every block*.
 #
 # ## 3. Where it gives little back
 #
@@ -363,9 +378,7 @@ for name, (loss, held_out, updates) in found.items():
 # compare gradients before you train: of two plain runs, then of a checkpointed one.
 
 # %%
-class OwnDropout(nn.Module):
-    """Drops columns by random numbers that torch knows nothing of."""
-
+class OwnDropout(nn.Module):  # drops columns by random numbers that torch knows nothing of
     def forward(self, x):
         return x * torch.tensor([random.random() > 0.5 for _ in range(x.shape[-1])])
 
@@ -387,9 +400,8 @@ for name, found in (("plain again", weight_gradient(lambda block, x: block(x))),
 
 # %% [markdown]
 # **Diagnose it.** Nothing is raised, and the gradient is wrong. The comparison shows it only if *all* generators are
-# seeded: else plain runs differ, too. *On Monday* has this check.
-
-# %% [markdown]
+# seeded: else plain runs differ, too.
+#
 # ## 5. Logits are activations too
 #
 # Logits are outside of every block. The cure is the same: logits of some tokens at a time, forgotten, computed again.
@@ -439,7 +451,7 @@ print({name: format_bytes(peak) for name, peak in loss_runs.items()}, "at the pe
 #
 # GPT-3 XL's 24 layers and width of 2,048 ([Brown and others 2020](https://arxiv.org/abs/2005.14165), Table 2.1), 16 heads,
 # our blocks, 4 sequences of 2,048 tokens, bf16 autocast, AdamW. `simulate` runs a step on tensors without data, by CUDA's
-# rules for autocast, attention and allocator, also where the code says "cpu". The *7* below is this section's result.
+# rules for autocast, attention and allocator, also where the code says "cpu".
 
 # %%
 large = TransformerConfig(vocabulary=50_304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -461,13 +473,14 @@ def large_loss_in_chunks(model):
 
 # %%
 @cache
-def simulated(name, loss_of, **choice):
+def simulated(loss_of, times, **choice):
     def step(model, optimizer):
         optimizer.zero_grad()
-        loss_of(model).backward()  # no variable holds the graph when the optimizer begins
+        for _ in range(times):  # more than once: gradients are accumulated
+            loss_of(model).backward()  # no variable holds the graph when the optimizer begins
         optimizer.step()
 
-    return simulate(lambda: build(large, "cpu", dropout=0, **choice), step, device="A100 40GB", name=name)
+    return simulate(lambda: build(large, "cpu", dropout=0, **choice), step, device="A100 40GB")
 
 
 # %%
@@ -477,7 +490,7 @@ arms = {"none": (loss_at[4], WAYS["none"]), "none, loss in chunks": (large_loss_
         "selective": (loss_at[4], WAYS["selective"]), "every block": (loss_at[4], WAYS["every block"]),
         "every block, casts not cached": (partial(large_loss, cache_enabled=False), WAYS["every block"]),
         "every block, default AdamW": (loss_at[4], {"fused": None})}
-large_runs = [simulated(name, loss_of, **choice) for name, (loss_of, choice) in arms.items()]
+large_runs = [replace(simulated(loss_of, 1, **choice), name=name) for name, (loss_of, choice) in arms.items()]
 by_name = {run.name: run for run in large_runs}
 for run in large_runs:
     print(f"{run.name:<29} {heights(run, 2**30)} (GiB, simulated)")
@@ -491,13 +504,13 @@ show(figure, alt="Peaks of eight ways, stacked by category, each in an outline o
 
 # %% [markdown]
 # **Read it.** What the allocator *reserves*, all that it took from the driver, must fit. In five runs below a GPU reserved up
-# to 7.3% more than simulated. The margin of 8% was set on these runs; a way with less room is *open*. The plain step
+# to 7.3% more than simulated. The margin, 8%, was set on them. The plain step
 # overflows at its loss peak:
 #
-# - **Logits.** In chunks they nearly vanish.
+# - **Logits.** In chunks the peak is 3.1 GiB lower.
 # - **Activations.** *Every block* drops most, *selective* nearly half; seven blocks give back 5.0 GiB, 0.7 each, and 0.1
 #   of casts. First and last seven tie: *yes* and *open* differ by less than the simulator's error. **Choose the first:** their insides come
-#   back when the others are gone, so they are never higher, and lower where logits are small.
+#   back when the others are gone, so they are never higher.
 # - **Cast weights:** autocast's bf16 copies, kept until its `with` ends, and a plain block's until its backward. Without
 #   plain blocks the loss peak is before the `with` ends (2.5 GiB of copies), else where backward begins. With
 #   `cache_enabled=False` a checkpointed block drops its copies at once, and the last tooth decides; with the default
@@ -507,10 +520,7 @@ show(figure, alt="Peaks of eight ways, stacked by category, each in an outline o
 
 # %%
 def large_operations(way="none", loss_of=large_loss):
-    def model_of(layers):
-        return checkpoint_blocks(Transformer(replace(large, layers=layers)), **WAYS[way])
-
-    return operations_of(model_of, loss_of, large.layers)
+    return operations_of(lambda depth: checkpoint_blocks(Transformer(replace(large, layers=depth)), **WAYS[way]), loss_of, large.layers)
 
 
 plain = large_operations()
@@ -520,7 +530,7 @@ print(f"a token: {plain / (4 * 2048) / 1e9:.2f} billion operations;", ", ".join(
 # %% [markdown]
 # **How many blocks, then?** The overflow is 1.08 times what is reserved, less the room. Divide it by 1.08 times what one
 # block gives back (a seventh of what seven gave), and round up to $k$. If the first $k$ do not fit with the margin, take
-# one more.
+# one more (`fewest_blocks`).
 
 # %%
 edge_bytes = 4 * 2048 * large.hidden * 4  # fp32, as the residual stream is
@@ -528,35 +538,31 @@ freed_bytes = (by_name["none"].peak_bytes - by_name["the first 7 blocks"].peak_b
 print(f"a block gives back {freed_bytes / 2**30:.2f} GiB at 4 sequences (simulated), {freed_bytes / edge_bytes:.0f} times its edge")
 
 
-def fitting(sequences):
-    """The first blocks to checkpoint, and the step that fits with them."""
-    run = simulated("none", loss_at[sequences], **WAYS["none"])
-    over_bytes = MARGIN * run.reserved_bytes - room_bytes
-    blocks = max(0, math.ceil(over_bytes / (MARGIN * freed_bytes * sequences / 4)) - 1)
-    while MARGIN * run.reserved_bytes > room_bytes:
-        blocks += 1
-        run = simulated(f"the first {blocks} blocks", loss_at[sequences], only=range(blocks))
-    return blocks, run
+def reserved_by(blocks, loss_of, times):
+    return simulated(loss_of, times, **({"only": range(blocks)} if blocks else WAYS["none"])).reserved_bytes
 
 
 # %%
-for n in (2, 4, 8):
-    whole, (blocks, run) = simulated("none", loss_at[n], **WAYS["none"]), fitting(n)
+CASES = {"2 sequences": (2, 1, MARGIN), "4 sequences": (4, 1, MARGIN), "4, margin of 4%": (4, 1, 1.04), "4, margin of 16%": (4, 1, 1.16),
+         "8 sequences": (8, 1, MARGIN), "4, two times": (4, 2, MARGIN), "2, two times": (2, 2, MARGIN)}
+for case, (n, times, margin) in CASES.items():
+    reserved_of = partial(reserved_by, loss_of=loss_at[n], times=times)
+    blocks = fewest_blocks(reserved_of, room_bytes / margin, freed_bytes * n / 4, large.layers)
     percent = 100 * (more["every block"] - 1) * blocks / large.layers
-    print(f"{n} sequences: plain step reserves {whole.reserved_bytes / 2**30:.1f} GiB; checkpoint the first {blocks:>2} blocks:",
-          f"{run.reserved_bytes / 2**30:.1f} GiB (simulated), {percent:.0f}% more operations (counted)")
+    print(f"{case:<16} plain step reserves {reserved_of(0) / 2**30:.1f} GiB; checkpoint the first {blocks:>2} blocks:",
+          f"{reserved_of(blocks) / 2**30:.1f} GiB (simulated), {percent:.0f}% more operations (from the count)")
 
 # %% [markdown]
-# **Read it.** By the same division, not simulated, 4 sequences need 5 blocks with a margin of 4% and 10 with 16%; 3 with
-# the loss in chunks (5% more operations); and 13 where gradients, 4.9 GiB, stand already, under accumulation or in DDP's
-# buckets. A GPU ran some ways, the first $k$ not among them:
+# **Read it.** The margin decides, and gradients that stand already: 4 sequences, two times, need 14 blocks. **Or
+# accumulate:** 2 sequences, two times, are 4 sequences' tokens without a checkpoint, in smaller products (their speed: below).
+# A GPU ran some ways, the first $k$ not among them:
 
 # %%
 record = recorded("gpt1b_recompute")[0]
 ran = {(row["checkpointed"], row["micro_batch"]): row for row in record.rows}
 print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.provenance['torch']}")
 for way, n in (("none", 4), ("selective", 4), ("every block", 4), ("none", 8), ("every 2nd", 8)):
-    row, run = ran[way, n], simulated(way, loss_at[n], **WAYS[way])
+    row, run = ran[way, n], simulated(loss_at[n], 1, **WAYS[way])
     print(f"{way:<12} {n} sequences: tensors {row['requested_peak_bytes'] / 2**30:.2f} GiB (simulated {run.peak_bytes / 2**30:.2f}),",
           f"reserved {row['reserved_peak_bytes'] / 2**30:.2f} (simulated {run.reserved_bytes / 2**30:.2f})")
     assert abs(run.peak_bytes / row["requested_peak_bytes"] - 1) < 0.005, f"{way}: simulated and recorded differ by more than 0.5%"
@@ -565,7 +571,7 @@ for way, n in (("none", 4), ("selective", 4), ("every block", 4), ("none", 8), (
 for n in (1, 2, 4, 8):
     base = ran["none", n]["median_step_seconds"]
     times = {way: [seconds / base for seconds in ran[way, n]["step_seconds"]] for way in ("every 2nd", "selective", "every block")}
-    print(f"{n} sequences, times the step of none:",
+    print(f"{n} sequence{'s' * (n > 1)}, times the step of none:",
           ", ".join(f"{way} {median(ratio):.2f} ({min(ratio):.2f} to {max(ratio):.2f})" for way, ratio in times.items()), "(recorded)")
 
 # %% jupyter={"source_hidden": true}
@@ -575,9 +581,9 @@ show(figure, alt="Tokens a second over the memory that a step reserved, for four
      "card leaves. Filled points, which no other beats in both: every block of 2 and 4, none of 2, 4 and 8, every 2nd of 4.")
 
 # %% [markdown]
-# **Read it.** Tensors came out as simulated, to half a percent. *Every 2nd* takes about half of the extra time of
+# **Read it.** Tensors came out as simulated, within 0.5%. *Every 2nd* takes about half of the extra time of
 # *every block* from 4 sequences on: the price goes with the number of blocks. At 1 sequence a second run costs far more
-# than its operations; probably Python and kernel launches take the time.
+# than its operations.
 #
 # *Selective* repeats no product, but eager PyTorch 2.11 asks Python about each operation, and the cheap ones run twice; the
 # record does not separate the two. At 1 and 2 sequences it costs more than *every block*, at 8 less than half.
@@ -593,7 +599,8 @@ show(figure, alt="Tokens a second over the memory that a step reserved, for four
 # |---|---|---|
 # | optimizer step | `fused=True`, smaller states | |
 # | loss peak: logits | the loss in chunks | 2% more operations by hand |
-# | loss peak: activations | the first $k$ blocks, fewer sequences, longer segments | 1% more operations a block |
+# | loss peak: activations | fewer sequences, accumulated | gradients stay, smaller products |
+# | | the first $k$ blocks, longer segments | 1% more operations a block |
 # | | selective | 2.8, 1.8, 1.2, 1.1 times the time at 1, 2, 4, 8 sequences (H200, eager 2.11) |
 # | first tooth | every block; segments nearer $\sqrt{n/(1+r)}$ | 25% more operations |
 # | last tooth | shorter segments, smaller states | |
@@ -732,7 +739,8 @@ show(figure, alt="Tokens a second over the memory that a step reserved, for four
 # import torch
 # import torch._functorch.config as functorch_config
 #
-# functorch_config.activation_memory_budget = 0.5  # from 1.0, the default, to 0.0, the fewest bytes kept
+# # Of what is kept, not of the peak: from 1.0, the default, to 0.0. Measure, also a graph a block: block.compile() for each.
+# functorch_config.activation_memory_budget = 0.5
 # model = torch.compile(model)
 # ```
 #

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from utils.checked import check_public
 from utils.units import GIB, Evidence
-from utils.views.style import LOOKS, Category, course_style, empty_figure, print_evidence
+from utils.views.style import course_style, empty_figure, print_evidence
 
 from .tradeoff import worth_taking
 
@@ -20,6 +20,9 @@ __all__ = ["draw_speeds", "fastest"]
 THOUSAND = 1000
 # The mark of each way, where its number stands (points), and its bar (GiB beside the mark).
 MARKS = {"o": ((-4, 9), 0.0), "s": ((9, -4), 0.5), "^": ((-14, -12), -0.5), "D": ((-16, 2), 0.0)}
+COLORS = dict(
+    zip(MARKS, ("#222222", "#0072b2", "#d55e00", "#007a5a"), strict=True)
+)  # of lines, too
 SAME = 0.01  # a point that another beats in speed within this share of its memory is beaten
 
 
@@ -105,21 +108,23 @@ def _draw_way(
     way: str,
     mark: str,
 ) -> None:
-    color = LOOKS[Category.PARAMETERS].color
+    color = COLORS[mark]
     place, beside = MARKS[mark]
     x = [row["reserved_peak_bytes"] / GIB for row in rows]
     y = [row["tokens_per_second"] / THOUSAND for row in rows]
-    axes.plot(x, y, color="#717581", lw=0.8, marker=mark, mfc="white", mec="black", label=way)
+    axes.plot(x, y, color=color, lw=1.0, marker=mark, mfc="white", mec=color, label=way)
     for row, across, up in zip(rows, x, y, strict=True):
         tokens = row["tokens_per_second"] * row["median_step_seconds"] / THOUSAND
         ends = [
             tokens / seconds for seconds in (max(row["step_seconds"]), min(row["step_seconds"]))
         ]
-        axes.plot([across + beside] * 2, ends, color="black", lw=1.2, zorder=1)
+        axes.plot([across + beside] * 2, ends, color=color, lw=1.2, zorder=1)
         if any(row is other for other in best):
-            axes.plot([across], [up], mark, color=color, mec="black", markersize=9, zorder=3)
+            axes.plot([across], [up], mark, color=color, mec=color, markersize=9, zorder=3)
         number = str(row["micro_batch"])
-        axes.annotate(number, (across, up), place, textcoords="offset points", fontsize=9)
+        axes.annotate(
+            number, (across, up), place, textcoords="offset points", fontsize=9, color=color
+        )
 
 
 check_public(globals())
