@@ -25,6 +25,9 @@
 # on the machine you have, and every number says where it comes from. You need Python and the basics
 # of PyTorch: a model, a loss, `backward`, an optimizer.
 #
+# Only want to know whether *your* model fits your card? [Your own model](00a_your_model.ipynb) answers, with what would make it
+# fit and the script. [Which technique for my model?](00b_which_technique.ipynb) shows it in one picture for 1B, 7B and 70B.
+#
 # ## 1. Check this machine
 #
 # Run the next two cells (Shift and Enter). The first is folded away and finds the course's folder.
@@ -200,9 +203,6 @@ mine
 # | [19 Experts](advanced/19_experts.ipynb) | say what a mixture of experts saves and costs, and deal its experts over ranks | 120 | 80 | [lab](../labs/advanced/19_experts.ipynb), [solution](../solutions/advanced/19_experts.ipynb) |
 # | [20 Eight bits, and four](advanced/20_eight_bits.ipynb) | say which numbers of a step may take eight bits or four, with which scales | 75 | 70 | [lab](../labs/advanced/20_eight_bits.ipynb), [solution](../solutions/advanced/20_eight_bits.ipynb) |
 # | [99 Capstone](advanced/99_capstone.ipynb) | answer nine interview questions, each sentence with its cell, and sit fourteen timed cases | 60 | 280 | [lab](../labs/advanced/99_capstone.ipynb), [solution](../solutions/advanced/99_capstone.ipynb) |
-#
-# Only want to know whether *your* model fits your card? [Your own model](00a_your_model.ipynb) answers, with what would make it
-# fit and the script. [Which technique for my model?](00b_which_technique.ipynb) shows it in one picture for 1B, 7B and 70B.
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.

@@ -70,6 +70,39 @@ class Notebook:
             said = f"kernel {self.page.evaluate(KERNEL)}, {len(running)} cells not done"
             raise AssertionError(f"after {timeout_s} s: {said}, the first {running[:1]}") from late
 
+    def on(self, name: str) -> Notebook:
+        """The notebook of that name, once it is open in front and its kernel is ready."""
+        in_front = f"jupyterapp.shell.currentWidget?.context?.path.endsWith('{name}')"
+        self.page.wait_for_function(f"() => {in_front} && ({READY})()", timeout=300_000)
+        return Notebook(self.page)
+
+    def cell_with(self, source: str) -> int:
+        """The number of the first cell whose source has that text."""
+        find = "text => jupyterapp.shell.currentWidget.content.widgets.findIndex(" + (
+            "cell => cell.model.sharedModel.getSource().includes(text))"
+        )
+        number = self.page.evaluate(find, source)
+        assert number >= 0, f"no cell has {source!r}"
+        return number
+
+    def run_by_keys(self, until: int) -> None:
+        """Shift+Enter, from the cell that is active, until the cell of that number is."""
+        active = "jupyterapp.shell.currentWidget.content.activeCellIndex"
+        while (before := self.page.evaluate(active)) < until:
+            self.page.keyboard.press("Shift+Enter")
+            self.wait_for(f"() => {active} > {before} && ({IDLE})()", 600)
+
+    def edit_by_keys(self, *lines: str) -> None:
+        """Type the first lines of the active cell anew, each over the one that stood there."""
+        self.page.keyboard.press("Enter")
+        self.page.keyboard.press("Control+Home")
+        for line in lines:
+            for key in ("Home", "Shift+End"):
+                self.page.keyboard.press(key)
+            self.page.keyboard.insert_text(line)
+            self.page.keyboard.press("ArrowDown")
+        self.page.keyboard.press("Escape")
+
     def errors(self) -> list[str]:
         """Error outputs of the cells, and those that widgets show."""
         of_cells = [error for cell in self.page.evaluate(CELLS) for error in cell["errors"]]
