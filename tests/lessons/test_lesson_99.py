@@ -9,9 +9,12 @@ from urllib.parse import unquote
 
 import nbformat
 import pytest
+import torch
 
 from evidence.validation.tables import table
 from utils import Batch, Cluster, Plan, estimate
+from utils.catalog import ModelShape
+from utils.lessons.lesson_99.autocast import autocast_adds
 from utils.lessons.lesson_99.bloom import bubble_share, noted_micro_batches
 from utils.lessons.lesson_99.peaks import draw_peaks
 from utils.lessons.lesson_99.sayings import Saying, draw_sayings, seven_numbers
@@ -197,3 +200,68 @@ def _written(page: Path) -> list[str]:
     cells = nbformat.read(page, as_version=4).cells
     lines = "\n".join(o.get("text", "") for cell in cells for o in cell.get("outputs", []))
     return re.findall(r"build/(lesson-\d\d[^\s:,]*)", lines)
+
+
+def test_autocast_keeps_what_is_said_of_it() -> None:
+    """By the tensors that Hugging Face's OPT saves: per block, under autocast and all in bf16."""
+    tokens, hidden = 64, 128
+    shape = ModelShape(
+        name="tiny",
+        family="gpt",
+        layers=1,
+        hidden=hidden,
+        heads=2,
+        feedforward=4 * hidden,
+        vocabulary=128,
+        max_sequence=tokens,
+    )
+    kept = {
+        autocast: [_kept_by_opt(layers, hidden, tokens, autocast=autocast) for layers in (1, 3)]
+        for autocast in (True, False)
+    }
+    (more, fewer) = (
+        [(three - one) / 2 for one, three in zip(*kept[autocast], strict=True)]
+        for autocast in (True, False)
+    )
+    _, activations = autocast_adds(shape, tokens)
+    assert more[0] - fewer[0] == pytest.approx(activations, rel=0.02), "activations of a block"
+    assert more[1] == 2 * 12 * hidden**2 and fewer[1] == 0, "bf16 copies of a block's matrices"
+
+
+def _kept_by_opt(layers: int, hidden: int, tokens: int, *, autocast: bool) -> tuple[int, int]:
+    """Bytes of activations, and of copies of weights, that wait for backward."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        hidden_size=hidden,
+        word_embed_proj_dim=hidden,
+        ffn_dim=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        vocab_size=128,
+        max_position_embeddings=tokens,
+        dropout=0.0,
+        attn_implementation="sdpa",
+    )
+    model = OPTForCausalLM(config)
+    model = model if autocast else model.bfloat16()
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    matrices = {
+        shape for p in model.parameters() if p.ndim == 2 for shape in (p.shape, p.t().shape)
+    }
+    seen: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model(input_ids=torch.zeros(1, tokens, dtype=torch.int64)).logits.float().sum()
+    rows = [
+        (tensor.untyped_storage().nbytes(), tensor.shape in matrices)
+        for place, tensor in seen.items()
+        if place not in own
+    ]
+    weights = sum(held for held, is_weight in rows if is_weight)
+    return sum(held for held, _ in rows) - weights, weights

@@ -45,6 +45,7 @@ from utils.units import Category
 from utils.views.lanes import draw_lanes
 from utils.views.rank_map import draw_ranks
 from evidence.validation.tables import table
+from utils.lessons.lesson_99.autocast import autocast_adds
 from utils.lessons.lesson_99.bloom import bubble_share, noted_micro_batches
 from utils.lessons.lesson_99.peaks import draw_peaks
 from utils.lessons.lesson_99.sayings import draw_sayings, seven_numbers
@@ -79,7 +80,7 @@ print(f"worst: {worst.name}, off by a factor of {worst.off:.0f}; you bet {my_bet
 # **Parameters, gradients and Adam's moments take 16 bytes a parameter, in fp32 and under autocast** [01§3](../beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises "P = sum"). **Activations grow with every
 # sample** [01§4](../beginner/01_where_memory_goes.ipynb#4.-Activations:-what-grows-with-the-batch "your ledger"). **Memory peaks at one moment: what is freed at another saves nothing** [01§5](../beginner/01_where_memory_goes.ipynb#5.-Why-the-peak-is-where-it-is "maxima"). Recomputation and a
 # loss in chunks shrink activations [05§2](../intermediate/05_checkpointing.ipynb#2.-Which-blocks? "extra_percent") [05§5](../intermediate/05_checkpointing.ipynb#5.-Logits-are-activations-too "loss_runs"). Sharding, offload and 8-bit moments shrink states [09§1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook") [06§1](../intermediate/06_seven_billion.ipynb#1.-The-states-sheet "moments_8"). Adapters drop
-# gradients and moments, and keep activations [06§2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
+# gradients and moments, and keep most activations [06§2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
 #
 # *Fails:* you never name the moment of the peak.
 #
@@ -95,17 +96,21 @@ def alone(model, sequences, length, gpu="A100-80GB", **choices):
 amp = framework("fsdp")  # on one card: weights, gradients and moments in fp32, matrix products in bf16
 fused = replace(amp, name="fsdp, fused Adam", step_gradient_bytes=0)  # AdamW(fused=True) makes no temporaries
 ways = {"as it is": {}, "recompute blocks": {"recompute": "full"}, "fused Adam": {"framework": fused},
-        "fused, and recompute": {"framework": fused, "recompute": "full"}, "optimizer to host": {"offload": "optimizer"},
+        "fused, and recompute": {"framework": fused, "recompute": "full"}, "optimizer to host, by hand": {"offload": "optimizer"},
         "LoRA on a bf16 base": {"lora": Lora(rank=8)}, "LoRA on a 4-bit base": {"lora": Lora(rank=8, base="nf4-dq")}}
 panels = {f"{batch} sequences of 1,024": {name: alone("opt-1.3b", batch, 1024, **{"framework": amp, **how}).peak for name, how in ways.items()}
           for batch in (4, 16)}
 told = [f"{panel}, {name}: {peak.allocated_bytes / GB:.1f} GB in {peak.phase}" for panel, peaks in panels.items() for name, peak in peaks.items()]
 show(draw_peaks(panels, title="OPT-1.3B, one GPU, FSDP2's bf16 policy: the peak and its moment (predicted)"), alt="; ".join(told) + ".")
+weights, kept = (number / GB for number in autocast_adds(model_shape("opt-1.3b"), 4 * 1024))
+forward = panels["4 sequences of 1,024"]["fused Adam"].allocated_bytes / GB
+print(f"4 sequences, torch.autocast instead: {forward:.1f} + {weights:.1f} of bf16 weights + {kept:.1f} of activations "
+      f"= {forward + weights + kept:.1f} GB in forward (predicted)")
 
 # %% [markdown]
 # *Next: "Recomputation saved nothing at 4 sequences. Is it useless?"* No. The peak was the optimizer's step, where PyTorch's default Adam
-# borrows one more fp32 copy. `fused=True` borrows none: the peak moves to forward, and recomputation saves. (This is FSDP2's bf16
-# policy. `torch.autocast` caches bf16 weights, 2.6 GB more: forward, 27.8, is then the peak.)
+# borrows one more fp32 copy. `fused=True` borrows none: the peak moves to forward, and recomputation saves.
+# (`torch.autocast` keeps more: bf16 weights, fp32 inputs of norms, a cast each for q, k, v. Forward is then the peak anyway.)
 #
 # ```python
 # optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -120,7 +125,7 @@ show(draw_peaks(panels, title="OPT-1.3B, one GPU, FSDP2's bf16 policy: the peak 
 # <details><summary>Answer</summary>
 #
 # **A scaler that skips steps while its scale is too large is healthy** [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). **A scale that falls without end is a fault** [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand").
-# I find the module that first overflows, and keep it in fp32 [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). If fp32 explodes too, the learning rate or the data is to blame
+# I find the module that first overflows, and keep it in fp32 [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). If fp32 explodes too, fp16 is not to blame: I look at the learning rate and the data
 # [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"). bf16 has the range of fp32, so there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest").
 #
 # *Fails:* you turn AMP off, and never name the module.
@@ -145,7 +150,7 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 #
 # hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
 # with torch.autocast("cuda", dtype=torch.float16):
-#     loss = model(batch).loss
+#     loss = model(**batch).loss
 # for hook in hooks:                                           # they wait for the GPU at every module
 #     hook.remove()
 # scaler.scale(loss).backward()
@@ -180,7 +185,8 @@ traces = {name: SlowJob(nodes=workers, **how).step() for name, how in causes.ite
 for name, trace in traces.items():
     alone_seconds = one_node + causes[name].get("load_seconds", [(0, 0.0)])[0][1]  # the same script loads as slowly alone
     print(f"{name:<28} step {trace.step_seconds:.2f} s, efficiency {alone_seconds / trace.step_seconds:4.0%} (simulated)")
-show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one node 1.4 times slower"].stretches)},
+show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - span.start_seconds > 1e-3]  # 0.3 ms of sending cannot be seen
+                 for node, spans in enumerate(traces["one node 1.4 times slower"].stretches)},
                 title="One node of four is 1.4 times slower: who waits (simulated)", evidence=None),
      alt="Four lanes of one step: nodes 0, 1 and 3 end backward early and wait; node 2 computes to the end and waits for nobody.")
 
@@ -198,7 +204,7 @@ show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one 
 #
 # for number, batch in enumerate(batches, start=1):            # the micro-batches of one step
 #     with contextlib.nullcontext() if number == len(batches) else model.no_sync():
-#         (model(batch).loss / len(batches)).backward()        # forward stands inside no_sync, or DDP sends nevertheless
+#         (model(**batch).loss / len(batches)).backward()      # forward stands inside no_sync, or DDP sends nevertheless
 # ```
 #
 # ### Q4. ZeRO-3 or FSDP
@@ -209,7 +215,7 @@ show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one 
 #
 # **Both split parameters, gradients and moments N ways; activations stay whole** [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2 reduces in every backward, ZeRO-3 also
 # gathers parameters twice for every micro-batch** [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes") [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed is for a configuration file, or for states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2").
-# FSDP2 is for PyTorch code, for tensor parallelism with sharded parameters, and for checkpoints that any number of ranks loads
+# FSDP2 is for PyTorch code, for tensor parallelism with sharded parameters, and for checkpoints that any number of ranks loads as they are
 # [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two").
 #
 # *Fails:* you say that ZeRO-3 shards activations.
@@ -220,26 +226,30 @@ show(draw_lanes({f"node {node}": spans for node, spans in enumerate(traces["one 
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="A100-40GB", nodes=1, gpus_per_node=8)
 whole, sharded = Batch(sequences=64, sequence_length=1024), Plan(dp=8, zero_stage=3, framework="fsdp")
 bf16_reduce = replace(amp, name="fsdp, reduces in bf16", reduce_bytes=2)
-schemes = {"DDP, fp32 weights": replace(sharded, zero_stage=0)}
+schemes = {"DDP with buckets, fp32 weights": replace(sharded, zero_stage=0, framework=replace(amp, name="ddp", bucket_bytes=4))}
 schemes |= {f"DeepSpeed ZeRO-{stage}, bf16 weights": Plan(dp=8, zero_stage=stage, framework="deepspeed") for stage in (1, 2, 3)}
 schemes |= {"FSDP2, gathers bf16, reduces fp32": sharded, "FSDP2, gathers and reduces bf16": replace(sharded, framework=bf16_reduce)}
 rows = {name: {(f"micro-batch {micro}", what): number / GB for micro in (8, 1) for plan in [replace(scheme, micro_batch=micro)]
                for what, number in (("peak, GB", estimate(small, eight, plan, whole).peak.allocated_bytes),
                                     ("sends, GB", sum(axis_bytes(small, plan, whole)[0].values())))}
         for name, scheme in schemes.items()}
+needed = rows["DDP with buckets, fp32 weights"]["micro-batch 8", "peak, GB"] + sum(autocast_adds(small, 8 * 1024)) / GB
+print(f"DDP under torch.autocast, micro-batch 8: {needed:.1f} GB; the card offers {eight.device.memory_bytes / GB:.1f} (predicted)")
 pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a step on 8 GPUs, a rank (predicted)")
 
 # %% [markdown]
 # *Next: "Why not stage 3 always?"* With eight micro-batches (right) it sends eight times what ZeRO-1 does. With one they send alike, for
-# DeepSpeed's stages 1 and 2 all-reduce whole buckets by default. DDP's row lacks its buckets (5.3 GB) and autocast's cache (2.6): with
-# both, 34.5 is 42.4, which a 40 GB card hardly holds. FSDP2 sends more only where it reduces in fp32, which you choose:
+# DeepSpeed's stages 1 and 2 all-reduce whole buckets by default. DDP takes autocast instead of a policy: that (first line) overflows
+# a 40 GB card. FSDP2 sends more only where it reduces in fp32, which you choose:
 #
 # ```python
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)   # None: as param_dtype
 # for block in model.layers:
 #     fully_shard(block, mp_policy=policy)
 # fully_shard(model, mp_policy=policy)
-# model.set_requires_gradient_sync(False)                      # for all micro-batches but the last: each rank then keeps whole gradients
+# for number, batch in enumerate(batches, start=1):
+#     model.set_requires_gradient_sync(number == len(batches)) # until the last micro-batch each rank keeps whole gradients
+#     (model(**batch).loss / len(batches)).backward()
 # ```
 #
 # ### Q5. Out of memory
@@ -252,7 +262,7 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a
 # code [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation, or an earlier peak's cache [10§4](../intermediate/10_oom_clinic.ipynb#4.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). **If one moment is too large, I cure
 # that one**: logits, validation, the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks") [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad") [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures, by price [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "general").
 #
-# *Fails:* you begin with a smaller batch.
+# *Fails:* you shrink the batch before you have looked.
 #
 # </details>
 
@@ -274,7 +284,7 @@ print(f"with 16 bytes a parameter, states alone: {16 * 6.738e9 / GB:.0f} GB (pre
 # ```python
 # print(torch.cuda.memory_allocated() / 1e9)                   # after each step: what grows is kept by your code
 # print(torch.cuda.memory_stats()["inactive_split_bytes.all.current"] / 1e9)   # free pieces of segments in use
-# # against fragmentation: PYTORCH_ALLOC_CONF=expandable_segments:True python train.py
+# # against fragmentation: PYTORCH_ALLOC_CONF=expandable_segments:True python train.py   (older: PYTORCH_CUDA_ALLOC_CONF)
 # ```
 #
 # ### Q6. Eight nodes
@@ -300,14 +310,14 @@ def times_one_node(*cured):
 
 
 same_script = SlowJob(nodes=1, load_seconds=job.load_seconds).step().step_seconds
-print(f"as found {8 * same_script / job.step().step_seconds:.1f} times one node with the same script (simulated)")
+print(f"as found {8 * same_script / job.step().step_seconds:.1f} times one node with the same script, {times_one_node():.1f} times a healthy one (simulated)")
 pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).style.format(precision=1).set_caption(
     "times a healthy node's speed, with two layers cured; on the diagonal, one (simulated)")
 
 # %% [markdown]
-# *Next: "Why not replace the hot GPU first?"* Alone that gives 2.6: sending three times over TCP sets the pace. (The table's unit is a
-# healthy node, the 3.0's one that loads as slowly.) Cure network or collectives, and the hot GPU's long backward hides the rest: 5.2. Then
-# a new GPU counts: 6.7, or 5.8 where one sending over TCP outlasts a healthy backward.
+# *Next: "Why not replace the hot GPU first?"* Alone that lifts 2.5, in the table's unit, to 2.6: sending three
+# times over TCP sets the pace. Cure network or collectives, and the hot GPU's long backward hides the rest: 5.2. Then
+# a new GPU counts: 6.7, or 5.8 over TCP.
 #
 # ```
 # NCCL_DEBUG=INFO torchrun ... 2>&1 | grep "Using network"
@@ -333,22 +343,22 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).sty
 P_175, four = 175e9, Cluster(gpu="A100-80GB", nodes=4)  # a node sends at eight ports of 200 Gb/s
 b512 = Batch(sequences=512, sequence_length=2048)
 best = search("gpt-3-175b", four, b512, space=SearchSpace(offload=("none", "optimizer"))).best
-zero_3 = Plan(dp=32, zero_stage=3, micro_batch=4, recompute="full", offload="optimizer", framework="fsdp")  # micro-batch 8 does not fit
+zero_3 = Plan(dp=32, zero_stage=3, micro_batch=8, recompute="full", offload="parameters", framework="fsdp")  # CPUOffloadPolicy takes all states
 print(f"18 x 175B / 32 = {18 * P_175 / 32 / GB:.0f} GB a card; on the host {best.host_bytes / GB:,.0f} of a node's {four.host_bytes_per_node / GB:,.0f} GB")
 print(f"ZeRO-3 inside a node, copies across: 18 x 175B / 8 = {18 * P_175 / 8 / GB:.0f} GB a card")
 rows = {}
-for name, plan in ((f"Megatron-LM, {plan_name(best)}", best.plan), ("ZeRO-3, FSDP2 reducing in fp32", zero_3),
-                   ("ZeRO-3, DeepSpeed reducing in bf16", replace(zero_3, framework="deepspeed"))):
+for name, plan in ((f"Megatron-LM, {plan_name(best)}", best.plan), ("ZeRO-3, FSDP2 reducing in fp32, all states to host", zero_3),
+                   ("ZeRO-3, DeepSpeed reducing in bf16, optimizer to host", replace(zero_3, framework="deepspeed", offload="optimizer"))):
     clusters = {"8 x 200": four} | {str(rate): replace(four, network_bytes_per_second=link("Ethernet 10G").link_bytes_per_second * rate / 10)
                                     for rate in (20, 10, 5)}
     rows[name] = {f"{rate} Gb/s": estimate("gpt-3-175b", machines, plan, b512).step_seconds for rate, machines in clusters.items()}
-pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("175B on 32 A100: seconds a step, by a node's network (predicted)")
+pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("175B on 32 A100, ZeRO-3 at micro-batch 8: seconds a step, by a node's network (predicted)")
 
 # %% [markdown]
 # *Next: "Why not shard inside a node and copy across (HSDP)?"* Eight cards cannot hold 394 GB each, nor a node's host one copy's
 # optimizer, four times 719 GB. In the slow columns collectives get 42% of
 # the rate: [60% over TCP](https://github.com/NVIDIA/nccl/issues/209), times the planner's 0.705 beside training. At 8 x 200 the
-# planner's DeepSpeed has one port and no overlap; on slower networks its bf16 is less to send.
+# planner's DeepSpeed has one port and no overlap (really, stage 3 overlaps by default). On slow networks its bf16 sends less.
 #
 # ### Q8. 175B on 64 GPUs
 #
@@ -391,7 +401,7 @@ for name, mfu in (("at the published MFU", proven), ("at the planner's best", la
 
 # %% [markdown]
 # *Next: "Your planner says 64%. Why a year?"* It meets the published run, on which its constants were set; that had neither flash
-# attention nor TP 4 x PP 16. Promise a year. The bill assumes saves of 10 s; *Break it*'s worst, 3.6%, adds 12 days.
+# attention nor TP 4 x PP 16. Promise a year. The bill assumes saves of 10 s; *Break it*'s worst loses 3.6%.
 #
 # ### Q9. A100 or A10
 #
@@ -424,11 +434,11 @@ for name, (card, gigabits, plan, claimed) in offers.items():
     print(f"{name}: MFU {found.mfu:.0%}, {bill.days:.0f} days, ${bill.usd / 1e3:,.0f}k for 300B tokens (predicted)")
 a10s, a100s, hourly = dollars["128 A10, ZeRO-3, 100 Gb/s"], dollars["64 A100, TP 4 x PP 2 x DP 8"], price("A10", "Lambda")
 print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k; A10s win below ${hourly.usd_per_gpu_hour * a100s / a10s:.2f} an hour, "
-      f"and cost ${hourly.usd_per_gpu_hour} ({hourly.provider}, {hourly.as_of})")
+      f"and cost ${hourly.usd_per_gpu_hour} ({hourly.provider}, {hourly.as_of}, GPUs a machine: {hourly.instance_gpus})")
 
 # %% [markdown]
-# *Next: "When would you take the A10s?"* Below the last line's price, with 100 Gb/s in writing and 38% measured: the planner, 17 points
-# above the A100s' 45%, proves no claim.
+# *Next: "When would you take the A10s?"* Below the last line's price, with eight a machine (Lambda's have one), 100 Gb/s in writing
+# and 38% measured: the planner, 17 points above the A100s' 45%, proves no claim.
 
 # %% [markdown]
 # ## 3. The scenarios
@@ -453,9 +463,9 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 # </details>
 
 # %% [markdown]
-# ## 4. Six sayings that no other lesson weighs
+# ## 4. Six more sayings
 #
-# The [folklore](../00_folklore.ipynb) has 26, each with its cell. (Lesson 09 measures the last.) *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8
+# The [folklore](../00_folklore.ipynb) has 26, each with its cell. *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8
 # x PP 8 needs ZeRO-1"*:
 
 # %%
@@ -482,22 +492,23 @@ for name, seconds in noted.items():
 noted.style.format(precision=1).set_caption("seconds of one iteration, the second of each run (published)")
 
 # %% [markdown]
-# **Verdict.** True up to 2 or 4, and false at 8 for 200B, where the bubble is 12%. Single iterations, which they call inexact, say
-# nothing below some 5%.
+# **Verdict.** True up to 2 or 4, and false at 8 for 200B, where the bubble is 12%. The others lose little at 8 for
+# single iterations, which they call inexact.
 #
 # ### Flash attention's rate
 #
 # *"It runs at the rate of matrix products."* Predicted from rates that its papers publish:
 
 # %%
-h100 = device("H100")
-print(f"H100: fastest matrix product {ceiling_flops_per_second(h100) / 1e12:.0f} TFLOP/s (published)")
+products = (f"{ceiling_flops_per_second(device(card)) / device(card).peak_flops_per_second('bf16'):.0%} of an {card}'s" for card in ("A100-80GB", "H100"))
+print("fastest matrix product:", ", ".join(products), "peak (published)")
 for generation, native in ((1, "A100-80GB"), (2, "A100-80GB"), (3, "H100")):
     share, own = (flash_flops_per_second(device(card), generation, 4096) / device(card).peak_flops_per_second("bf16") for card in ("H100", native))
     print(f"FlashAttention-{generation}, causal, forward and backward at 4,096: {share:.0%} of an H100's peak, {own:.0%} of an {native}'s (predicted)")
 
 # %% [markdown]
-# **Verdict.** False: 30 to 57% of the peak of the card a kernel was written for, less of a newer one's.
+# **Verdict.** False here: 30 to 57% of the peak of the card a kernel was written for, less of a newer one's. At its best
+# FlashAttention-3 reaches [75%](https://arxiv.org/abs/2407.08608) (published).
 #
 # ### Quantization-aware training, or not
 #
@@ -539,7 +550,7 @@ for name, scheme in schemes.items():
 # %%
 claim = Plan(dp=64, zero_stage=3, micro_batch=8, framework="fsdp")
 marked = estimate("gpt-3-175b", eight_nodes, claim, b1536)
-print(f"states {marked.peak.state_bytes / GB:.1f} GB, activations {marked.peak.bytes_by_category[Category.ACTIVATIONS] / GB:.0f} GB a GPU: {marked.verdict}")
+print(f"states {marked.peak.state_bytes / GB:.1f} GB, activations {marked.peak.bytes_by_category[Category.ACTIVATIONS] / GB:.0f} GB a GPU: {marked.verdict} (predicted)")
 for name, plan in {"ZeRO-3, recomputes, micro-batch 2": replace(claim, micro_batch=2, recompute="full"),
                    "TP 8 x PP 8, recomputes": replace(eights, recompute="full"), "TP 8 x PP 8": eights}.items():
     found = estimate("gpt-3-175b", eight_nodes, plan, b1536)
@@ -552,7 +563,7 @@ for save_seconds in (30, 60, 120):
 
 # %% [markdown]
 # **Diagnose it.** *Faults:* 600 GB are a fifth of 16 bytes a parameter; activations are each rank's own; with micro-batch 8 they overflow.
-# *Without a price:* ZeRO-3 fits if it recomputes, and at 8 x 200 Gb/s takes 16% less time than a pipeline that recomputes. TP 8 x PP 8 need not recompute, and is the fastest. Hourly saves lose at most 2.5 points more than the best interval.
+# *Without a price:* ZeRO-3 fits if it recomputes, and at 8 x 200 Gb/s takes 16% less time than a pipeline that recomputes. TP 8 x PP 8 need not recompute: the fastest of the three. Hourly saves lose at most 2.5 points more than the best interval.
 #
 # ## Recap
 #

@@ -45,16 +45,16 @@ def seven_numbers() -> list[Saying]:
         ("A100: NVLink in one direction", 600, nvlink, "GB/s", "both directions added (data sheet)"),
         ("A100: fastest bf16 matrix product", 312, a100.matmul_ceiling_tflops, "TFLOP/s",
          "the data sheet's peak"),
-        ("22B: time that full recomputation adds", 33, _recompute_percent(), "%",
+        ("A layer of 22B: time that full recomputation adds", 33, _recompute_percent(), "%",
          "FLOP of one more forward pass"),
     ]  # fmt: skip
     predicted = [
         ("1T on 3,072 A100: MFU", counted, _trillion_mfu_percent(counted), "%",
          "FLOP with recomputation (Narayanan et al. 2021)"),
-        ("1.3B, ZeRO-3 on 4 ranks: peak", 16 * 1.3158e9 / 4 / GB, _zero_3_peak_gb(), "GB",
+        ("1.3B, ZeRO-3 on 4 ranks, 1,024 tokens each: peak", 16 * 1.3158e9 / 4 / GB, _zero_3_peak_gb(), "GB",
          "states alone, 16P/N (ZeRO paper)"),
         ("7B, QLoRA, rank 8, 2,048 tokens: peak", 3.5, _qlora_peak_gb(), "GB",
-         "weights alone, at 4 bits each"),
+         "7.0B weights alone, at 4 bits each"),
         ("175B, Megatron-LM on 64 GPUs: states a GPU", 2 * states, 18 * states, "GB",
          "weights alone, in bf16"),
     ]  # fmt: skip
