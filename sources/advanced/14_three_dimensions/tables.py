@@ -34,6 +34,7 @@ def layout_table(found: Mapping[int, Sequence[Estimate]], *, caption: str) -> St
             {
                 "TP x PP x DP": f"{first.plan.tp} x {first.plan.pp} x {first.plan.dp}",
                 "recompute": first.plan.recompute,
+                "micro-batch": first.plan.micro_batch,
                 "fullest GPU, GiB": first.peak.needed_bytes / GIB,
                 "verdict": first.verdict,
                 "waits for tp, s": time.tensor_parallel,
