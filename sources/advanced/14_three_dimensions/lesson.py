@@ -119,7 +119,7 @@ def layout(sequences, tp, pp, dp, recompute="none", rows=1):
 LAYOUTS = [(8, 8, 1), (8, 4, 2), (4, 16, 1), (4, 8, 2), (4, 4, 4), (4, 4, 4, "full"), (2, 16, 2), (2, 8, 4, "full"),
            (1, 1, 64), (1, 1, 64, "full"), (1, 1, 64, "full", 6), (2, 1, 32, "full", 12)]
 found = {n: [layout(n, *sizes) for sizes in LAYOUTS] for n in (1536, 768, 64)}
-display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB (predicted)"))
+display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB; but for the last two columns, at 1536 sequences (predicted)"))
 late = {n: layout(n, 1, 1, 64, "full", 6).step_seconds / layout(n, 4, 8, 2).step_seconds for n in found}
 print(f"4 x 8 x 2 reaches {in_3d.mfu:.0%} of the GPUs' peak. FSDP, up to six sequences a micro-batch, takes",
       *(f"{times:.2f} times as long at {n}," for n, times in late.items()), "(predicted)")
