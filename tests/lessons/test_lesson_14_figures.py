@@ -54,12 +54,13 @@ def test_layouts_stand_in_a_table_with_a_step_for_each_batch():
     found = {
         n: [
             estimate("megatron-175b", cluster, plan, Batch(sequences=n, sequence_length=2048))
-            for plan in (Plan(tp=8, pp=8), Plan(tp=4, pp=8, dp=2))
+            for plan in (Plan(tp=8, pp=8), Plan(tp=4, pp=8, dp=2, micro_batch=2))
         ]
         for n in (64, 128)
     }
     table = layout_table(found, caption="here").data
     assert list(table["TP x PP x DP"]) == ["8 x 8 x 1", "4 x 8 x 2"]
+    assert list(table["micro-batch"]) == [1, 2]
     assert list(table["step of 128, s"]) == [each.step_seconds for each in found[128]]
     with pytest.raises(ValueError, match="one plan or more"):
         layout_table({}, caption="none")

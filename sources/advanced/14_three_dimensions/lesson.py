@@ -19,7 +19,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 60 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | about a minute on two CPU cores |
+# | 80, and 60 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | one to two minutes on two CPU cores |
 #
 # ## A bet
 #
@@ -105,30 +105,35 @@ check("14.same_rows", same_rows)
 # %% [markdown]
 # ### Why 4 x 8 x 2
 #
-# Nine layouts, one sequence a micro-batch. "Full" recomputation runs each forward pass twice, to keep few activations.
-# *For the pipeline* a stage waits while stages fill and empty (the *bubble*), and for sends.
+# Twelve layouts; PP 1 is FSDP, ZeRO-3, the rest ZeRO-1. "Full" recomputation runs each forward pass twice. *For the
+# pipeline* a stage waits while stages fill and empty (the *bubble*), and for sends.
 
 # %%
-def layout(sequences, tp, pp, dp, recompute="none"):
-    plan = replace(three, tp=tp, pp=pp, dp=dp, recompute=recompute, sequence_parallel=tp > 1, zero_stage=1 if pp > 1 else 3)
+def layout(sequences, tp, pp, dp, recompute="none", rows=1):
+    each = min(rows, sequences // dp)  # sequences of a micro-batch: no more than a replica has
+    plan = replace(three, tp=tp, pp=pp, dp=dp, recompute=recompute, micro_batch=each,
+                   sequence_parallel=tp > 1, zero_stage=1 if pp > 1 else 3)
     return estimate(HUNDRED, cluster, plan, replace(batch, sequences=sequences))
 
 
 LAYOUTS = [(8, 8, 1), (8, 4, 2), (4, 16, 1), (4, 8, 2), (4, 4, 4), (4, 4, 4, "full"), (2, 16, 2), (2, 8, 4, "full"),
-           (1, 1, 64, "full")]
+           (1, 1, 64), (1, 1, 64, "full"), (1, 1, 64, "full", 6), (2, 1, 32, "full", 12)]
 found = {n: [layout(n, *sizes) for sizes in LAYOUTS] for n in (1536, 768, 64)}
-display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB; 1 x 1 x 64 is FSDP, ZeRO-3 (predicted)"))
+display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB; but for the last two columns, at 1536 sequences (predicted)"))
+late = {n: layout(n, 1, 1, 64, "full", 6).step_seconds / layout(n, 4, 8, 2).step_seconds for n in found}
+print(f"4 x 8 x 2 reaches {in_3d.mfu:.0%} of the GPUs' peak. FSDP, up to six sequences a micro-batch, takes",
+      *(f"{times:.2f} times as long at {n}," for n, times in late.items()), "(predicted)")
 
 # %% [markdown]
 # **Read it.** Of the rows that fit, 4 x 8 x 2 is the fastest, at other batches too. TP 8 waits 2.4 times as long for
-# collectives: a group passes twice the tokens or layers, round a longer ring. Fewer slices or stages do not fit (2 x 16 x 2
-# lacks 2.9 GiB). Full recomputation costs more than it gains; partial recomputation has no row. FSDP would wait less with
-# larger micro-batches, but even without waits it takes 219.2 - 54.9 = 164 s: it recomputes. **Here: as few slices as fit,
-# then as few stages, without recomputation.**
+# collectives: a group passes twice the tokens or layers, round a longer ring. Under ZeRO-1 without recomputation, fewer
+# slices or stages do not fit; 2 x 16 x 2, 3% faster, lacks 2.9 GiB (section 4 looks again). Full recomputation costs more
+# than it gains; partial has no row. **Here: as few slices as fit, then as few stages, without recomputation.**
 #
-# Seconds may be 0.9 to 1.15 times the planner's ([lesson 15](15_design_studio.ipynb)): close rows may change places. At 6
-# operations a parameter and token, 151.8 s is 64% of the GPUs' peak;
-# [Korthikanti and others](https://arxiv.org/abs/2205.05198) reached 54.2% with 530 billion parameters.
+# FSDP must recompute. With six sequences a micro-batch it waits 9.2 s, not 54.9, and takes 1.13 times as long as
+# 4 x 8 x 2. Seconds may be 0.9 to 1.15 times the planner's ([lesson 15](15_design_studio.ipynb)): **these two are not told
+# apart.** 65% is high: [Korthikanti and others](https://arxiv.org/abs/2205.05198), counting attention as the planner does,
+# reached 54.2% with 530 billion parameters on 2,240 GPUs.
 #
 # ## 2. Compose
 #
@@ -181,8 +186,8 @@ for name, style in block_styles(sequence=True).items():
     print(f"{name:18} {type(style).__name__}")
 
 # %% [markdown]
-# Column-parallel: each TP rank has some of a matrix's outputs; row-parallel: some of its inputs. Between them, norms see a
-# part of each sequence (sequence parallelism, SP).
+# Column-parallel: each TP rank has some of a matrix's outputs; row-parallel: some of its inputs. Norms,
+# which stand before column-parallel ones, see a part of each sequence (sequence parallelism, SP).
 #
 # `apply_fsdp` makes ZeRO-1 of FSDP2: parameters stay gathered between micro-batches, gradients are reduced once.
 
@@ -201,7 +206,7 @@ def my_part(dims, model, zero_stage=1, mixed=False):
 
 
 # %% [markdown]
-# The schedule must know the shape of what a stage sends.
+# Told the shape that a stage sends, the schedule need not find it out:
 
 # %%
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
@@ -226,7 +231,7 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 # | gradients | shard, and wherever else a copy lies | every copy must take the same step |
 # | the square of the norm | pp, shard, tp | all ranks scale alike; a *copy* counts once |
 #
-# A norm layer's weights are copies on every TP rank, and each sees other tokens: `SequenceParallel` adds up their gradients.
+# A norm layer's weights are copies on every TP rank, and each sees other tokens: FSDP2 adds up their gradients over tp.
 #
 # `placements` says whether an axis holds parts of a gradient or copies.
 
@@ -286,7 +291,7 @@ for number, name, right in ((0, "losses", alone), (1, "norms", norms_alone)):
 #
 # ## 3. The usual bugs
 #
-# All three run without an error.
+# All three run without error.
 #
 # 1. **The norm of one stage.** PyTorch's own `clip_grad_norm_` adds up over `shard` and `tp`. It knows no stages: each
 #    scales its gradients by a norm of its own.
@@ -357,11 +362,11 @@ assert all(abs(a / b - 1) < 1e-9 for a, b in pairs), "tied, right: the copies ar
 
 # %% [markdown]
 # **Read it.** Other rows change the first loss. The other bugs spoil *gradients*, which the norm shows at once, and the
-# loss a step later. Bug 1 alone gives two stages (ranks 0 to 3, 4 to 7) two norms. **Log the norm on every stage, and
-# compare loss and norm of the first steps with one process.**
+# loss a step later. Bug 1 alone gives two stages two norms. **Log the norm on every stage, and
+# compare loss and norm of a small model's first steps with one process.**
 #
 # At step 2, bug 1 hardly changes the loss: AdamW's first update divides a gradient by its own size, so any factor
-# cancels. Later steps have other factors; two steps do not show their effect.
+# cancels. Two steps do not show what later factors do.
 #
 # **Question.** SGD, TP 4 x PP 4, no clipping. The first loss is that of one process, the third is not. All ranks log one
 # norm, 3% too low. With PP 1 all is well. Which bug is it: 1, 2 or 3?
@@ -374,7 +379,7 @@ check("14.which_bug", which_bug)
 # ## 4. Real size: the memory of every stage
 #
 # The planner's memory is a formula. A simulation does without: a rank runs its whole program on tensors without
-# data. First a well-known layout, 175 billion by TP 8 x PP 8
+# data. First 175 billion by TP 8 x PP 8
 # ([Korthikanti and others](https://arxiv.org/abs/2205.05198)); both columns are the course's:
 
 # %%
@@ -391,8 +396,7 @@ for name, size, expected in (("states", states, first.state_bytes), ("activation
 # %% [markdown]
 # ### The layout of section 1: 100 billion
 #
-# `my_part` and `my_passes` build its ranks on stages 0 and 1, for nine micro-batches: the first backward makes the
-# gradients, and the ninth micro-batch fills the eighth place in flight beside them.
+# `my_part` and `my_passes` build its ranks on stages 0, 1 and 7, then stage 0 of 2 x 16 x 2:
 
 # %%
 def at_size(shape, dims, rank, micro_batches, zero_stage=1):
@@ -404,9 +408,14 @@ def at_size(shape, dims, rank, micro_batches, zero_stage=1):
 # %%
 # Gradients exist from the first backward on. The ninth micro-batch then fills the eighth place in flight on stage 0.
 dims, few = three.dims, 9
-ours = {stage: at_size(HUNDRED, dims, dims.rank(pp=stage), few) for stage in (0, 1)}
+ours = {stage: at_size(HUNDRED, dims, dims.rank(pp=stage), few) for stage in (0, 1, 7)}
 for stage, run in ours.items():
     print(f"stage {stage}: tensors {run.peak_bytes / GIB:.1f} GiB (simulated), {in_3d.stages[stage].allocated_bytes / GIB:.1f} (predicted)")
+slim = layout(1536, 2, 16, 2)
+stage_0, tensors = slim.stages[0], at_size(HUNDRED, slim.plan.dims, 0, 17).peak_bytes  # of 16 stages: 16 in flight
+print(f"2 x 16 x 2, stage 0: tensors {tensors / GIB:.1f} GiB (simulated), {stage_0.allocated_bytes / GIB:.1f} (predicted); with context "
+      f"{(tensors + stage_0.context_bytes) / GIB:.1f}, with gaps {(tensors + stage_0.device_bytes - stage_0.allocated_bytes) / GIB:.1f}, of "
+      f"{cluster.device.memory_bytes / GIB:.1f} (gaps and context predicted)")
 
 # %% jupyter={"source_hidden": true}
 for times in (1, 2, 8):
@@ -417,14 +426,16 @@ show(draw_stage_memory(in_3d, title=f"100B, TP 4 x PP 8 x DP 2: one GPU of each 
                        "besides activations (diamonds: no workspaces)",
                        simulated={stage: run.peak_bytes for stage, run in ours.items()}),
      alt="Stacked bars of memory for 8 stages, all below the 80 GB card. Activations shrink from stage 0 to 5; on stages 6 and 7 "
-     "temporaries stand in their place. Diamonds for stages 0 and 1 lie a little below the top of the tensors.")
+     "temporaries stand in their place. Diamonds for stages 0, 1 and 7 lie below the top of the tensors.")
 
 # %% [markdown]
-# **Read it.** All fit. Of $p$ stages, stage $i$ has $p - i$ micro-batches *in flight*: their activations wait for
+# **Read it.** Of $p$ stages, stage $i$ has $p - i$ micro-batches *in flight*: their activations wait for
 # backward. So **stage 0 decides whether the plan fits**. The last stage has the logits, but a TP rank a quarter of them:
 # with eight times the vocabulary, stage 0 stays fullest. On stages 0 and 1 the planner lies less than 4% above the
-# program. On stages 6 and 7 it counts the optimizer's temporaries beside full gradients, which FSDP2 frees before that
-# step; no rank there is simulated.
+# program, on stage 7 8%: it counts the optimizer's temporaries beside full gradients, which FSDP2 frees
+# before that step.
+#
+# 2 x 16 x 2 hangs on such a difference: it would fit, but for the allocator's gaps.
 #
 # The bytes a parameter: bf16 weights 2, fp32 gradients 4, and half of fp32 weights (4) and Adam's moments (8). In the
 # picture, parameters are both kinds of weights.
@@ -453,10 +464,10 @@ for axis in ("tp", "pp", "shard"):
 
 # %% [markdown]
 # **Read it.** Traffic over *tp* and *pp* grows with the micro-batches; *shard* sends once a step. This rank now
-# stands for all 64. (Over *pp* the two ends send half.)
+# stands for all 64. (Left out: embedding, head; and over *pp* the ends send half.)
 #
-# What leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, put eight to a node,
-# and walk along every ring. The order `tp < shard < pp` counts along *tp* first.
+# What leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, eight to a node:
+# the order `tp < shard < pp` counts along *tp* first.
 
 # %%
 def leaving(order, sent, per_node=8):
@@ -498,8 +509,7 @@ print(f"the planner's step takes {in_3d.step_seconds:.0f} s; with tp between nod
 
 # %% [markdown]
 # **Read it.** **Keep *tp* inside the node**: a rank waits for it four times in every block and pass. The three good orders
-# differ by a tenth of a second. Beside four TP ranks a node has room for both replicas, or two neighbouring stages. The
-# batch decides which.
+# differ by a tenth of a second. A node also has room for both replicas, or two neighbouring stages: the batch decides.
 #
 # **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
 # than tp < shard < pp? Use `leaving` and `counted`.
@@ -511,8 +521,8 @@ check("14.turning_point", turning_point)
 # %% [markdown]
 # ### The same plan as files
 #
-# Megatron-LM numbers ranks tp < shard < pp, with `--use-tp-pp-dp-mapping` tp < pp < shard. `export` writes for
-# each tool: `launch.sh` starts PyTorch's `train.py`, `megatron.sh` starts Megatron-LM.
+# Megatron-LM numbers ranks tp < shard < pp, with `--use-tp-pp-dp-mapping` tp < pp < shard. `export` writes
+# `launch.sh` for PyTorch's `train.py`, and `megatron.sh`:
 
 # %%
 job = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch)
@@ -533,9 +543,9 @@ for n in (8, 16, 32):
           f"of which logits {found.peak.bytes_by_category['logits and loss'] / GIB:.0f} GiB (predicted)")
 
 # %% [markdown]
-# **Read it.** The **logits** fill the card, and FSDP does not share those out: take smaller micro-batches. So data
-# parallelism will do for memory. HSDP (hybrid) shards states inside each node; gradients alone go between. Four
-# micro-batches a step, over 10 GbE:
+# **Read it.** The **logits** fill the card, and FSDP does not share those out: take smaller micro-batches, or
+# the loss in chunks ([lesson 05](../intermediate/05_checkpointing.ipynb)). So data parallelism will do for memory. HSDP
+# (hybrid) shards states inside each node; gradients alone go between. Four micro-batches a step, over 10 GbE:
 
 # %% jupyter={"source_hidden": true}
 # By scheme: bf16 parameters gathered and rounds of gradients sent in a step of m micro-batches, and ranks of a ring.
@@ -547,19 +557,21 @@ for name, scheme in SCHEMES.items():
     sent = [(2 * gathers + size * rounds) * (ring - 1) / ring for size in (4, 2)]
     times = [ONE.parameter_count * each / (1.25 * GB * slow.network_share * BESIDE_TRAINING) for each in sent]
     print(f"{name:25} fp32 gradients {sent[0]:4.1f} bytes a parameter, {times[0]:3.0f} s a step; bf16 {sent[1]:4.1f}, {times[1]:3.0f} s (predicted)")
+read, half = 4 * 8 * TOKENS, one_gpu.device.peak_flops_per_second("bf16") / 2
+print(f"at {slow.network_share * BESIDE_TRAINING:.0%} of 1.25 GB/s; computing 4 x 8 x {TOKENS} tokens a GPU, recomputed, takes "
+      f"{8 * ONE.parameter_count * read / half:.0f} s at half the peak; 64 GPUs read {64 * read / 1e6:.1f} million tokens a step (predicted)")
 
 # %% [markdown]
 # **Read it.** The row FSDP is ZeRO-3, FSDP2's default: it gathers parameters twice a micro-batch, and reduces in each. Kept
 # gathered, reduced once, it is ZeRO-1. HSDP needs `set_requires_all_reduce(False)` until the last micro-batch. With
-# fp32 gradients ZeRO-1 sends least; in bf16 these three differ by the ring's length alone, 7/8 or 63/64.
+# fp32 gradients ZeRO-1 sends least; in bf16 all but FSDP differ by the ring's length alone, 7/8 or 63/64.
 #
-# The seconds assume 42% of 1.25 GB/s. Computing is shorter: four micro-batches of 8 x 2,048 tokens, recomputed, are
-# 8 x 1.24 billion x 65,536 operations, 4 s at half an A100's 312 TFLOP/s. **Over 10 GbE, take many micro-batches a step**:
-# these three send no more.
+# Computing (8 operations a parameter and token) is shorter. **Over 10 GbE, take as many micro-batches a step as your batch
+# allows**: all but FSDP send no more for them. Four are 4.2 million tokens already.
 #
 # ## Recap
 #
-# - Few slices, then few stages; let the planner compare. *tp* inside a node.
+# - Few slices, then few stages; let the planner compare, FSDP too. *tp* inside a node.
 # - A composed step needs four right sums: compare loss *and* norm.
 # - Under 1F1B, stage 0 decides whether equal stages fit.
 #
@@ -582,8 +594,8 @@ for name, scheme in SCHEMES.items():
 # **Plain PyTorch.** Start it on every node with `torchrun --nnodes 8 --nproc-per-node 8 --rdzv-backend c10d
 # --rdzv-endpoint HOST:29500 train.py`. Yours are:
 #
-# - `build(stage)`: a stage's layers, in fp32, on the CPU. **All replicas must start alike**: seed by the layer, for
-#   `fully_shard` broadcasts nothing. The keys of its `ModuleDict` `blocks` are the layers' numbers *in the whole model*.
+# - `build(stage)`: a stage's layers, in fp32, on the CPU. **Seed by the layer**: `fully_shard` sends nothing, so
+#   other seeds patch one start from several. The keys of its `ModuleDict` `blocks` are the layers' numbers *in the whole model*.
 # - `plan`: the `parallelize_module` plan of all its parameters, norms too; section 2 prints a block's.
 # - `loader` (rows by *replica*, `mesh["shard"]`, alike in every start), `loss_fn` (a micro-batch's mean), `device` ("cuda" or
 #   "cpu"), and the sizes `pp`, `shard`, `tp` and `micro_batches`, at least `pp`.
@@ -671,5 +683,5 @@ for name, scheme in SCHEMES.items():
 # plan = Plan(tp=4, pp=8, dp=2, zero_stage=1, sequence_parallel=True, framework="megatron")
 # print(estimate(shape, cluster, plan, batch))
 # job = export(shape, cluster, plan, batch)
-# job.write("run")  # run/megatron.sh starts it, on every node
+# job.write("run")  # run/megatron.sh, on every node, in a clone of Megatron-LM, HEAD_NODE set: ten steps of mock data
 # ```

@@ -20,7 +20,7 @@ from utils.lessons.blocks import run_block
 from utils.parallel import ParallelDims
 from utils.ranks import run_ranks
 
-BOX = ParallelDims(pp=2, shard=2, tp=2)
+BOX, OTHER = ParallelDims(pp=2, shard=2, tp=2), ParallelDims(pp=4, shard=1, tp=2)
 ROWS, STEPS, RATE = 8, 4, 3e-4
 SHAPE = ModelShape(
     name="100B",
@@ -88,21 +88,34 @@ class _Found(NamedTuple):
     resumed: tuple[list[float], list[float]]
 
 
-def _on_a_rank(text: str, dtype: torch.dtype, folder: str) -> _Found:
-    at = BOX.coordinates(dist.get_rank())
-    numbers = range(2 * at["pp"], 2 * at["pp"] + 2)
-    sizes = {"pp": 2, "shard": 2, "tp": 2, "device": "cpu", "micro_batches": 2, "save_every": 2}
-    half = ROWS // 2 * at["shard"]
-    given = {
-        "build": lambda place: _Stage(range(2 * place, 2 * place + 2), dtype),
-        "plan": _plan(numbers),
+def _yours(box: ParallelDims, dtype: torch.dtype) -> dict[str, object]:
+    """What the block asks a reader for, of one rank."""
+    at, layers, rows = box.coordinates(dist.get_rank()), 4 // box.pp, ROWS // box.shard
+    first = rows * at["shard"]
+    return {
+        "build": lambda place: _Stage(range(layers * place, layers * (place + 1)), dtype),
+        "plan": _plan(range(layers * at["pp"], layers * (at["pp"] + 1))),
+        "loader": _batches(first, first + rows, dtype),
         "loss_fn": _loss,
+        "device": "cpu",
+        "micro_batches": box.pp,
+        "save_every": 2,
+        **{axis: box.sizes[axis] for axis in ("pp", "shard", "tp")},
     }
-    names = {"loader": _batches(half, half + ROWS // 2, dtype), **given, **sizes}
-    found = run_block(text, folder=folder, resume=None, **names)
+
+
+def _on_a_rank(text: str, dtype: torch.dtype, folder: str) -> _Found:
+    yours = _yours(BOX, dtype)
+    found = run_block(text, folder=folder, resume=None, **yours)
     held = sum(p.to_local().numel() for p in found["stage"].parameters())
-    again = run_block(text, folder=f"{folder}/again", resume=f"{folder}/step-2", **names)
+    again = run_block(text, folder=f"{folder}/again", resume=f"{folder}/step-2", **yours)
     return _Found(found["norms"], found["losses"], held, (again["norms"], again["losses"]))
+
+
+def _with_other_sizes(text: str, dtype: torch.dtype, folder: str) -> list[float]:
+    """Norms of a rank that goes on from a checkpoint which `BOX` saved after two steps."""
+    yours = _yours(OTHER, dtype)
+    return run_block(text, folder=f"{folder}/other", resume=f"{folder}/step-2", **yours)["norms"]
 
 
 def _alone() -> tuple[nn.Module, list[float], list[list[float]]]:
@@ -127,7 +140,7 @@ def _apart(found: Sequence[float], right: Sequence[float]) -> float:
 def block_1(text: str) -> None:
     """Eight ranks train as one process, in float64 exactly; what they save loads into one process.
 
-    Started again from the second step, they go on as if never interrupted.
+    Started again from the second step, they go on as if never interrupted, with other sizes too.
     """
     model, norms, losses = _alone()
     assert max(norms) > 1.5, f"norms of {norms}: nothing is clipped"
@@ -139,10 +152,14 @@ def block_1(text: str) -> None:
     for lines, dtype, near in ((exact, torch.float64, 1e-10), (text, torch.float32, 0.05)):
         with tempfile.TemporaryDirectory() as folder:
             ranks = run_ranks(_on_a_rank, BOX.ranks, lines, dtype, folder, timeout_seconds=200)
+            start = (OTHER.ranks, lines, dtype, folder)
+            others = run_ranks(_with_other_sizes, *start, timeout_seconds=200)
             loaded = {"model": _Stage(range(4), dtype).state_dict()}
             with warnings.catch_warnings():  # that it loads in a single process: it should
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 load(loaded, checkpoint_id=f"{folder}/step-{STEPS}", no_dist=True)
+        for found in others:
+            assert len(found) == STEPS - 2 and _apart(found, norms[2:]) < near, f"{found}: {norms}"
         for rank, found in enumerate(ranks):
             assert _apart(found.norms, norms) < near, f"norms of {found.norms}; {norms} are due"
             for more, first in zip(found.resumed, (found.norms, found.losses), strict=True):

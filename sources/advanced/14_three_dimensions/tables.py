@@ -19,7 +19,7 @@ def layout_table(found: Mapping[int, Sequence[Estimate]], *, caption: str) -> St
 
     Args:
         found: by the number of sequences, the same plans in the same order. Memory and waits are
-            those of the first batch; of the others, the whole step.
+            those of the first batch; of the others, the whole step, with a micro-batch of their own.
         caption: of the table.
 
     Raises:
@@ -34,6 +34,7 @@ def layout_table(found: Mapping[int, Sequence[Estimate]], *, caption: str) -> St
             {
                 "TP x PP x DP": f"{first.plan.tp} x {first.plan.pp} x {first.plan.dp}",
                 "recompute": first.plan.recompute,
+                "micro-batch": first.plan.micro_batch,
                 "fullest GPU, GiB": first.peak.needed_bytes / GIB,
                 "verdict": first.verdict,
                 "waits for tp, s": time.tensor_parallel,
@@ -44,6 +45,7 @@ def layout_table(found: Mapping[int, Sequence[Estimate]], *, caption: str) -> St
         )
     styled = pd.DataFrame(rows).style.hide().set_caption(caption)
     styled.format(precision=1)
+    styled.set_properties(subset=["TP x PP x DP", "verdict"], **{"white-space": "nowrap"})
     return styled
 
 
