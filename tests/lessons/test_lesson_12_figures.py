@@ -92,6 +92,14 @@ def test_terms_add_up_to_a_bar_and_the_measured_stands_beside_it():
     ).axes
     assert axes.texts[1].get_text().split("\n")[1].strip() == "3 KiB, 75% with them"
     assert "50% without scores" in axes.texts[1].get_text()
+    split = {"inside": 1024.0, "scores": 2048.0, "scores' causal mask": 1024.0}
+    outlined = draw_kept({"one": 4096}, {"one": split}, {"one": 1024})
+    named = [text.get_text() for text in outlined.legends[0].get_texts()]
+    assert named == [
+        "inside, predicted",
+        "scores and their mask, predicted above, measured below",
+        "measured",
+    ]
     assert "measured on cpu, predicted" in figure.get_supxlabel()
     with pytest.raises(ValueError, match="the same schemes"):
         draw_kept({"one GPU": 3072}, {"two": terms})

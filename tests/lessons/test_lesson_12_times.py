@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from utils.catalog import model_shape
-from utils.lessons.lesson_12.bloom import bloom_prequel_pairs
-from utils.lessons.lesson_12.layer_time import Stage, draw_layer_times, layer_of_22b, layer_stages
+from utils.lessons.lesson_12.bloom import bloom_prequel_pairs, bloom_prequel_repeats
+from utils.lessons.lesson_12.layer_time import (
+    Stage,
+    draw_layer_times,
+    layer_of_22b,
+    layer_stages,
+    rates_in_training,
+)
 from utils.planner import Batch, Cluster, Plan
 from utils.planner.calibration import CONTENTION
 from utils.planner.step_time.block_time import block_time
@@ -73,6 +79,24 @@ def test_a_row_ends_where_its_seconds_do() -> None:
     assert axes.texts[0].get_text() == f"TP 2: {1e3 * (1e-3 + 4e-3 + 2.5e-3 + 5e-3):.1f} ms"
     with pytest.raises(ValueError, match="needs one row or more"):
         draw_layer_times({}, 0.5)
+
+
+def test_rates_stand_beside_one_another() -> None:
+    """An A100's NVLink: 300 GB/s at peak, 20 of 25 alone, and 0.705 of that beside training."""
+    rates = rates_in_training()
+    assert rates.loc["NVLink, GB/s a direction", "A100 80GB"] == "300, 240, 169"
+    assert rates.loc["eight NICs, GB/s a direction", "H100"] == "400, 384, 271"
+    ratios = rates["H100 / A100, in training"].astype(float)
+    assert ratios.iloc[0] == max(ratios), "GEMMs gain most, so that collectives weigh more"
+
+
+def test_blooms_repeats() -> None:
+    """Runs before and after the nodes were improved are two setups."""
+    title, *lines = bloom_prequel_repeats().splitlines()
+    assert "published" in title and len(lines) == 6
+    assert sum("TP 8, stages 6, micro-batch 4" in line for line in lines) == 3
+    apart = [float(line.rpartition(", ")[2].partition("%")[0]) for line in lines]
+    assert apart == [0.1, 1.1, 0.1, 2.8, 0.1, 9.4]
 
 
 def test_blooms_pairs() -> None:

@@ -1,4 +1,4 @@
-"""Pairs of layouts in BLOOM's log that differ in TP and DP, and so in the bubble of their pipelines."""
+"""Of BLOOM's log: pairs of layouts that differ in TP and DP, and setups that were run more than once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-FILE = Path(__file__).with_name("bloom_prequel_pairs.csv")
-GPUS, BATCH = 384, 2048  # of every row
+PAIRS = Path(__file__).with_name("bloom_prequel_pairs.csv")
+REPEATS = Path(__file__).with_name("bloom_prequel_repeats.csv")
+GPUS, BATCH = 384, 2048  # of every pair
+FASTER_NODES = "02-25"  # "do not compare today's numbers to yesterday's"
 
 
 def bloom_prequel_pairs() -> pd.DataFrame:
@@ -16,9 +18,28 @@ def bloom_prequel_pairs() -> pd.DataFrame:
 
     At a fixed batch a smaller degree means more replicas, so fewer micro-batches for each pipeline.
     """
-    with FILE.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    return pd.DataFrame(map(_pair, rows))
+    return pd.DataFrame(map(_pair, _rows(PAIRS)))
+
+
+def bloom_prequel_repeats() -> str:
+    """What the log says of noise: a line for each setup with several runs, on nodes of one speed."""
+    runs: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in _rows(REPEATS):
+        setup = (row["nodes"], row["model"], row["tp"], row["stages"], row["micro_batch"])
+        runs.setdefault((*setup, str(row["day"] >= FASTER_NODES)), []).append(row)
+    lines = ["TFLOP/s of setups that the log repeats (published)"]
+    for (nodes, model, tp, stages, micro_batch, _), rows in runs.items():
+        rates = [float(row["tflops"]) for row in rows]
+        told = ", ".join(f"{row['tflops']} ({row['day']})" for row in rows)
+        where = f"{nodes} node" if nodes == "1" else f"{nodes} nodes"
+        setup_told = f"{where}, {model}, TP {tp}, stages {stages}, micro-batch {micro_batch}"
+        lines.append(f"  {setup_told}: {told}, {max(rates) / min(rates) - 1:.1%} apart")
+    return "\n".join(lines)
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def _pair(row: dict[str, str]) -> dict[str, object]:

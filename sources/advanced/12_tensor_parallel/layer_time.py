@@ -1,4 +1,4 @@
-"""A layer's GEMMs and its collectives in their order, predicted, and a picture of them.
+"""A layer's kernels and its collectives in their order, predicted, their rates, and a picture of them.
 
 Megatron-LM's order with the sequence split has ten collectives. In forward and at the row-parallel
 matrices' backward nothing runs beside a collective. Backward of a column-parallel matrix gathers its
@@ -12,21 +12,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evidence.validation.tables import table
-from utils.catalog import ModelShape, model_shape
+from utils.catalog import Link, ModelShape, device, link, model_shape
 from utils.checked import check_public
 from utils.planner import Batch, Cluster, Plan
 from utils.planner.step_time.block_time import block_time
-from utils.planner.step_time.collectives import Group, all_gather_seconds
-from utils.planner.step_time.kernels import matmul_seconds
+from utils.planner.step_time.collectives import Group, all_gather_seconds, bandwidth_in_training
+from utils.planner.step_time.kernels import (
+    ceiling_flops_per_second,
+    matmul_seconds,
+    sustained_share,
+)
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 
-__all__ = ["Stage", "draw_layer_times", "layer_of_22b", "layer_stages"]
+__all__ = ["NICS", "Stage", "draw_layer_times", "layer_of_22b", "layer_stages", "rates_in_training"]
+
+# By GPU, the network port that nodes of eight had one of for each: HDR in DGX A100, NDR in DGX H100.
+NICS = {"A100 80GB": "InfiniBand HDR", "H100": "InfiniBand NDR"}
+PORTS = 8
 
 _PRODUCT, _SLOWED = ("#ffa90e", "//"), ("#ffe3b3", "xx")
 _HIDDEN, _WAIT = ("#92dadd", ".."), ("#4d4d4d", "")
@@ -34,12 +43,13 @@ _ROW = 1.3  # from one layout to the next
 
 
 class Stage(NamedTuple):
-    """GEMMs, a collective, or a collective beside a GEMM.
+    """Kernels, a collective, or a collective beside a GEMM.
 
     Attributes:
-        product_seconds: of the GEMMs alone; 0 where the ranks only send.
+        product_seconds: of the GEMMs and, where nothing is sent, of the kernels around them, alone; 0
+            where the ranks only send.
         sent_seconds: of the collective alone; 0 where there is none.
-        name: "A" of attention's GEMMs, "F" of feed-forward's; "g" of an all-gather, "s" of a
+        name: "A" of attention's kernels, "F" of feed-forward's; "g" of an all-gather, "s" of a
             reduce-scatter.
         backward: whether it belongs to the backward pass.
     """
@@ -96,7 +106,7 @@ def layer_of_22b(cluster: Cluster) -> tuple[float, float]:
     """Milliseconds of a layer of 22B on eight ranks with the sequence split: predicted, published.
 
     Korthikanti et al. 2022, Table 4: micro-batches of four sequences, scores and dropout kept. The
-    fitted constants were set on their Table 5, on whole steps, and not on this one.
+    fitted constants were not set on it, but on their Table 5: whole steps, of this model too.
     """
     plan = Plan(
         tp=8, dp=cluster.gpus // 8, micro_batch=4, sequence_parallel=True,
@@ -108,10 +118,40 @@ def layer_of_22b(cluster: Cluster) -> tuple[float, float]:
     return predicted, rows["sequence parallelism"]
 
 
+def rates_in_training() -> pd.DataFrame:
+    """Rates of GEMMs and links for A100 and H100: peak, reached alone, and kept up in a training step."""
+    found = {name: _rates(name) for name in NICS}
+    first, second = found.values()
+    told = {
+        name: {what: ", ".join(f"{rate:.0f}" for rate in rates) for what, rates in each.items()}
+        for name, each in found.items()
+    }
+    ratio = {what: f"{second[what][-1] / rates[-1]:.1f}" for what, rates in first.items()}
+    return pd.DataFrame(told | {"H100 / A100, in training": ratio})
+
+
+def _rates(name: str) -> dict[str, tuple[float, float, float]]:
+    gpu = device(name)
+    ceiling = ceiling_flops_per_second(gpu)
+    gemms = gpu.peak_flops_per_second("bf16"), ceiling, ceiling * sustained_share(gpu)
+    peak, alone, kept = (rate / 1e12 for rate in gemms)
+    return {
+        "GEMMs, TFLOP/s": (peak, alone, kept),
+        "NVLink, GB/s a direction": _link_rates(gpu.peer_link),
+        "eight NICs, GB/s a direction": _link_rates(link(NICS[name]), PORTS),
+    }
+
+
+def _link_rates(one: Link, count: int = 1) -> tuple[float, float, float]:
+    line, alone = one.link_bytes_per_second, one.sustained_bytes_per_second
+    peak, reached, kept = (count * rate / 1e9 for rate in (line, alone, bandwidth_in_training(one)))
+    return peak, reached, kept
+
+
 def draw_layer_times(
     rows: Mapping[str, Sequence[Stage]], contention: float, *, title: str = ""
 ) -> Figure:
-    """Two lanes a row: GEMMs, slowed by what runs beside them, and collectives.
+    """Two lanes a row: kernels, slowed by what runs beside them, and collectives.
 
     Args:
         rows: by name, the stages of a layer in their order.
@@ -128,7 +168,7 @@ def draw_layer_times(
         for place, (name, stages) in enumerate(rows.items()):
             _draw_row(axes, place * _ROW, name, stages, contention)
         lanes = [place * _ROW + lane for place in range(len(rows)) for lane in (0.0, 0.36)]
-        axes.set_yticks(lanes, ["GEMMs", "link"] * len(rows))
+        axes.set_yticks(lanes, ["kernels", "link"] * len(rows))
         axes.set_ylim(_ROW * (len(rows) - 1) + 0.85, -0.55)
         axes.set_xlabel(
             "milliseconds. A attention, F feed-forward; g all-gather, s reduce-scatter; "
@@ -137,7 +177,7 @@ def draw_layer_times(
         axes.grid(False, axis="y")
         axes.set_title(title)
         looks = [
-            (_PRODUCT, "GEMMs and other kernels"),
+            (_PRODUCT, "kernels: GEMMs and all others"),
             (_SLOWED, "time they lose to a collective beside them"),
             (_HIDDEN, "collective beside a GEMM"),
             (_WAIT, "collective that all wait for"),

@@ -52,9 +52,8 @@ from utils.lessons.lesson_12.workers import ring_bytes
 RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of section 1
 
 # %% [markdown]
-# In lesson 09 ranks divide the model's *states*; here, the *computation* on the same data. Functions `..._apart` (`compare.py`
-# in this lesson's folder) run it on all ranks and on one. Distances are norms of the difference over the right result's norm. Terms:
-# [glossary](../00_glossary.ipynb).
+# In lesson 09 ranks divide the model's *states*; here, the *computation* on the same data. Functions `..._apart` (`compare.py`)
+# run it on all ranks and on one. Distances are norms of the difference over the right result's norm. Terms: [glossary](../00_glossary.ipynb).
 
 # %%
 show(draw_feedforward(),
@@ -162,9 +161,9 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 # %% [markdown]
 # ## 3. What a rank keeps
 #
-# Each rank now holds a quarter of all matrices. Korthikanti and others (2022) count what a GPT layer with dropout keeps in 16 bits
-# on $t$ ranks. The term with $a$ heads is attention's scores, which flash attention does not keep. Our `GPTBlock` (`gpt.py`) is
-# written to keep what they count: the run tests how it *divides*.
+# Korthikanti and others (2022) count what a GPT layer with dropout keeps in 16 bits on $t$ ranks. The term with $a$ heads is
+# attention's scores, which flash attention does not keep. Our `GPTBlock` (`gpt.py`) is written to keep what they count: the run tests
+# how it *divides*.
 #
 # | | bytes | their equation |
 # |---|---|---|
@@ -345,7 +344,7 @@ def run(way, layers=2, steps=10):
 
 # %% [markdown]
 # We train in five ways, with two layers and with three; the difference is a layer. **Predict** its bytes: four all-reduces of
-# $1.5\,sbh$ numbers, $4 \cdot 1.5 \cdot 8\,sbh = 49{,}152$ bytes. Losses are compared by their largest relative difference. Without
+# $1.5\,sbh$ numbers, $4 \cdot 1.5 \cdot 8\,sbh = 49{,}152$ bytes. Without
 # `together` the plan is the first of [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html).
 
 # %%
@@ -361,7 +360,7 @@ for way in WAYS:
     losses, held, sent = two_layers[way]
     off = max(abs(a / b - 1) for a, b in zip(losses, one, strict=True))
     assert off < 1e-12, f"{way} trains another model: is a sum missing?"
-    rows[way] = {"losses from one process": f"{off:.0e}", "parameters held": f"{held / whole:.1%}"}
+    rows[way] = {"losses off one process's": f"{off:.0e}", "parameters held": f"{held / whole:.1%}"}
     rows[way] |= layer_traffic(sent, three_layers[way][2])  # by hand all norms travel in one call: no layer adds one
 pd.DataFrame(rows).T.fillna("")
 
@@ -370,7 +369,7 @@ pd.DataFrame(rows).T.fillna("")
 # plain input. `together` makes that input **one** DTensor, and gradients are added before they travel.
 #
 # With the sequence split, DTensor sends what the all-reduces sent, and 768 bytes of norms' gradients. By hand one call sums those of
-# all layers: a layer adds `0 x`. What a GPT layer keeps, without scores:
+# all layers: a layer adds `0 x`. What a GPT layer keeps, without scores (predicted):
 #
 # | | bytes | gathered inputs |
 # |---|---|---|
@@ -456,31 +455,31 @@ ledger.T.assign(peak=[found.peak_bytes / 2**20 for found in ranks_of_70b.values(
 #
 # Constants were *fitted* together to steps in five publications (`utils/planner/calibration.py`). A collective reaches 0.705 of its
 # rate alone, takes 32 µs to start (and, not fitted, 3.4 µs for each further GPU on NVLink), and lengthens a GEMM beside it by 0.38 of
-# the collective's time (`CONTENTION`). The last line tests all at once, on a layer not fitted to:
+# the collective's time (`CONTENTION`). The first line tests all at once, on a
+# layer not fitted to; but whole steps of its model were:
 
 # %% jupyter={"source_hidden": true}
 from utils import Cluster
-from utils.catalog import SUSTAINED, link
-from utils.lessons.lesson_12.bloom import bloom_prequel_pairs
-from utils.lessons.lesson_12.layer_time import draw_layer_times, layer_of_22b, layer_stages
-from utils.planner.calibration import BESIDE_TRAINING, CONTENTION
+from utils.catalog import link
+from utils.lessons.lesson_12.bloom import bloom_prequel_pairs, bloom_prequel_repeats
+from utils.lessons.lesson_12.layer_time import NICS, draw_layer_times, layer_of_22b, layer_stages, rates_in_training
+from utils.planner.calibration import CONTENTION
 
 
 def machine(nics=8, gpus=8, gpu="A100 80GB"):
-    return Cluster(gpu=gpu, nodes=8, gpus_per_node=gpus, network_ports=nics, network_bytes_per_second=nics * 25e9)
+    network = nics * link(NICS[gpu]).link_bytes_per_second
+    return Cluster(gpu=gpu, nodes=8, gpus_per_node=gpus, network_ports=nics, network_bytes_per_second=network)
 
 
-for name, kind in (("NVLink 3", "NVLink 3"), ("InfiniBand HDR", "InfiniBand")):
-    line, share = link(name).link_bytes_per_second / 1e9, SUSTAINED[kind].share
-    print(f"{name}: {line:.0f} GB/s a direction (published) x {share:.2f} alone (published) x {BESIDE_TRAINING} in training",
-          f"(fitted) = {line * share * BESIDE_TRAINING:.0f}")
 predicted, published = layer_of_22b(machine())
 print(f"a layer of 22B at TP 8, four sequences: {predicted:.1f} ms predicted,",
       f"{published:.1f} published (Korthikanti and others 2022, Table 4)")
+print("rates: peak and alone (published), and in training (times a fitted share)")
+rates_in_training()
 
 # %%
 def layer_seconds(stages, slower=1.0):
-    """GEMMs of a layer, and what it waits for collectives, each of which takes `slower` times as long as predicted."""
+    """Kernels of a layer, and what it waits for collectives, each of which takes `slower` times as long as predicted."""
     sent = [slower * it.sent_seconds for it in stages]
     waits = sum(max(CONTENTION * s, s - it.product_seconds) for s, it in zip(sent, stages, strict=True))
     return sum(it.product_seconds for it in stages), waits
@@ -492,16 +491,16 @@ def stages_of(name, tp, nics=8):
 
 
 def milliseconds(name, slower=1.0):
-    gemms, waits = (1e3 * seconds for seconds in layer_seconds(passed[name], slower))
-    return {"GEMMs": gemms, "waits": waits, "time": gemms + waits, "GPUs x time": LAYOUTS[name][0] * (gemms + waits)}
+    kernels, waits = (1e3 * seconds for seconds in layer_seconds(passed[name], slower))
+    return {"all kernels": kernels, "waits": waits, "time": kernels + waits, "GPUs x time": LAYOUTS[name][0] * (kernels + waits)}
 
 # %% [markdown]
 # The prediction is 8% too slow; that tests the sum, no single constant. Now a layer of GPT-3 175B, one sequence of 2,048 tokens,
-# forward and backward. Eight A100s a node (*NVLink 16*: sixteen), NICs of 25 GB/s. The second table scales start-up, too:
+# forward and backward, without the host's time. Eight GPUs a node (*NVLink 16*: sixteen). The second table scales start-up, too:
 
 # %%
 LAYOUTS = {"TP 2": (2,), "TP 4": (4,), "TP 8": (8,), "TP 8, DTensor": (8,), "TP 16, NVLink 16": (16,), "TP 16, 8 NICs": (16, 8),
-           "TP 16, 1 NIC": (16, 1), "TP 4, H100": (4,), "TP 8, H100": (8,)}
+           "TP 16, 1 NIC": (16, 1), "TP 4, H100": (4,), "TP 8, H100": (8,), "TP 16, H100, 8 NICs": (16, 8)}
 passed = {name: stages_of(name, *layout) for name, layout in LAYOUTS.items()}
 print(f"milliseconds (predicted), CONTENTION = {CONTENTION}")
 pd.DataFrame({name: milliseconds(name) for name in LAYOUTS}).T.round(1)
@@ -514,27 +513,29 @@ pd.DataFrame({name: {f"{what}, x {n}": milliseconds(name, n)[what] for what in (
 # %%
 chosen = {name: passed[name] for name in ("TP 8", "TP 8, DTensor", "TP 16, 8 NICs", "TP 16, 1 NIC")}
 show(draw_layer_times(chosen, CONTENTION, title="A layer of GPT-3 175B on A100s, one sequence of 2,048 tokens (predicted)"),
-     alt="At TP 8 collectives are slivers, in Megatron's order as in DTensor's. At TP 16 over one NIC they outlast the GEMMs.")
+     alt="At TP 8 collectives are slivers, in Megatron's order as in DTensor's. At TP 16 over one NIC they outlast the kernels.")
 
 # %% [markdown]
 # **Read it.** *GPUs x time* is the price; in brackets, the second table's. It rises by 19% (12 to 35) from 2 to 8 ranks, by 22% (12 to
-# 36) from 8 to 16 even if NVLink joins all sixteen. Leaving the node adds 7% (4 to 11) with a NIC for each GPU, no more than the miss
-# above: the node's edge is steep only where GPUs share NICs. With one NIC, even the *time* is longer than on 4 ranks, unless
-# collectives take half as long. Pipelines and data parallelism take the slow links ([14](14_three_dimensions.ipynb)).
+# 36) from 8 to 16 even if NVLink joins all sixteen. Leaving the node adds 7% (4 to 11) with a NIC for each GPU, about the miss
+# above: eight NICs carry 135 GB/s, NVLink 169. With one, even the *time* is longer than on 4 ranks, unless collectives take half as
+# long. Pipelines and data parallelism take the slow links ([14](14_three_dimensions.ipynb)).
 #
 # **"TP = 8, always"** is folklore. Each of eight ranks computes half as much as each of four, and sends no less: 12% (7 to 21)
-# dearer, predicted, and 19% (12 to 31) on H100s, whose GEMMs are faster. [BLOOM's
+# dearer, predicted. On H100s, with GEMMs 2.3 times as fast and NVLink 1.5 times, 8 are 19% (12 to 31) dearer than 4, and 16 in two
+# nodes 37% (23 to 65) dearer than 8. [BLOOM's
 # log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md), to which constants
 # were fitted too, has pairs that differ in TP and data parallelism (published, one iteration each). At a fixed batch, half the TP
 # leaves each pipeline half the micro-batches and twice the *bubble*, idle over working time ([13](13_pipelines.ipynb)):
 
 # %%
+print(bloom_prequel_repeats())
 bloom_prequel_pairs()
 
 # %% [markdown]
-# **Read it.** Rows 6 and 7 start from two runs of one setup (memory 44 and 38 GB), 2.8% apart: the only hint at noise. Row 1 ends at
-# the faster; with the slower it gains 13.5%. As logged, four of six steps from 8 to 4 gain more than 2.8%. Without the bubble
-# (estimated, for 1F1B) all six gain, 5 to 24%. Where TP 4 fits, try it before 8, and watch the bubble.
+# **Read it.** The log repeats six setups: four differ by at most 1.1%, the one where rows 6 and 7 start (memory 44 and 38 GB) by 2.8%,
+# one on a single node by 9.4%. As logged, four of six steps from 8 to 4 gain more than 2.8%. Without the bubble (estimated, for 1F1B)
+# all six gain, 5 to 24%. Where TP 4 fits, try it before 8, and watch the bubble.
 #
 # | take | when | costs |
 # |---|---|---|
@@ -561,8 +562,7 @@ def forgotten(left_out):
     shared = split_layers(model, sequence_dim=1)
     replicas = dict(zip(("norms", "copies"), shared.over, strict=True))  # of each: who holds it, and what
     shared.over = [it for what, it in replicas.items() if what != left_out]
-    losses = train(model, 6, mean_loss, shared)
-    return losses, {what: max(spread(p, group) for p in it) for what, (group, it) in replicas.items()}
+    return train(model, 6, mean_loss, shared), {what: max(spread(p, group) for p in it) for what, (group, it) in replicas.items()}
 
 # %%
 for left_out in (None, "norms", "copies"):

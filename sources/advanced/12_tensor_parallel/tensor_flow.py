@@ -120,7 +120,7 @@ def draw_feedforward() -> Figure:
     ]
     sequence = [
         Held(before, "sequence"),
-        Exchange("all-gather, 0.75 sbh\n(back: the same again, and\nreduce-scatter, 0.75 sbh)"),
+        Exchange("all-gather, 0.75 sbh\n(back: by hand again, and\nreduce-scatter, 0.75 sbh)"),
         *(Held("x", "passing"), *split, term),
         Exchange("reduce-scatter, 0.75 sbh\n(back: all-gather, 0.75 sbh)"),
         Held(after, "sequence"),
@@ -236,7 +236,7 @@ def draw_kept(
         axes.set_xlabel(f"kept for backward on one rank ({name})")
         axes.grid(False, axis="y")
         axes.set_title(title)
-        figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
         print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], [device])
     return figure
 
@@ -259,6 +259,10 @@ def _shares(
     return f"{told(without)} without scores\n{told(measured)} with them"
 
 
+_NAMED = {"scores, predicted": "scores and their mask, predicted above, measured below"}
+_UNNAMED = ("scores, measured", "scores' causal mask, predicted")
+
+
 def _stack(axes: Axes, middle: float, sizes: Mapping[str, float], row: int) -> None:
     """One bar of several terms, of which scores are outlines; the first row names them."""
     looks = iter([("#3f90da", "\\\\"), ("#ffa90e", "//"), ("#832db6", "")])
@@ -271,7 +275,8 @@ def _stack(axes: Axes, middle: float, sizes: Mapping[str, float], row: int) -> N
             look["facecolor"] = "#4d4d4d"
         else:
             look["facecolor"], look["hatch"] = next(looks)
-        label = "" if row or term == "scores, measured" else term
+        # One entry for all outlines: those of the measured bar look the same.
+        label = "" if row or term in _UNNAMED else _NAMED.get(term, term)
         axes.barh(middle, size, left=left, height=0.32, label=label, **look)
         left += size
 
