@@ -212,8 +212,7 @@ show(draw_placement(best, title="130B by search: TP 4 x PP 8 x DP 2"), alt="Each
      "d0 and d1: data parallelism stays inside the node, only stages leave it.")
 
 # %% [markdown]
-# **Read it.** 130B leaves room for two replicas in a node, *d*, which share optimizer states by
-# ZeRO-1.
+# **Read it.** 130B leaves room for two replicas in a node, *d*, which share optimizer states by ZeRO-1.
 
 # %%
 changes = [{"change": row.change, "verdict": row.verdict, "because": row.reason} for row in explain(best)
@@ -328,9 +327,9 @@ for name, (machines, plan) in variants.items():
 
 # %% [markdown]
 # **Read it.** The winner takes 0.90, ZeRO-3 0.98, which the interval does not tell apart, or 1.09 held to
-# [FSDP's run](https://arxiv.org/abs/2304.11277). It recomputes, so its 3.56 min need 79% HFU;
+# [FSDP's run](https://arxiv.org/abs/2304.11277). ZeRO-3 recomputes, so its 3.56 min need 79% HFU;
 # [llm-foundry](https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md) has 71% for 70B on 64 A100.
-# ZeRO-3 probably loses.
+# It probably loses.
 #
 # ## 5. Days, dollars, failures
 #
@@ -338,9 +337,9 @@ for name, (machines, plan) in variants.items():
 # the *slow end* is the interval's, with many (25).
 #
 # [Llama 3](https://arxiv.org/abs/2407.21783) had 3.8, [Meta's RSC-1](https://arxiv.org/abs/2410.21680) 6.5 to 24. A *spare* is a
-# node of 8 GPUs that you pay for while it waits. Assumed: a save stops training for 10 s, a repair takes 24 h, storage costs \$0.145
-# a GB and month (AWS). *Goodput* is the share of time that is work. With saves of $d$ seconds and $M$ between failures, it is best
-# with about $\sqrt{2dM}$ between saves (Young; Daly refined it, [16](16_runs_that_survive.ipynb)).
+# node of 8 GPUs that you pay for while it waits. Assumed: a save stops training for 10 s, a restart takes 5 min, a repair 24 h,
+# storage costs \$0.145 a GB and month (AWS). *Goodput* is the share of time that is work. With saves of $d$ seconds and $M$ between
+# failures, it is best with about $\sqrt{2dM}$ between saves (Young; Daly refined it, [16](16_runs_that_survive.ipynb)).
 
 # %%
 for spares in (0, 1, 2):
@@ -356,13 +355,14 @@ print(f"RSC-1 in 1,000 node-days: {rsc['RSC-1 failures per 1000 node-days']} sta
 soon, longest = (seconds / 86_400 for seconds in left.seconds_between_failures)
 print(f"a failure every {soon:.0f} to {longest:.0f} days; a checkpoint of {checkpoint_bytes(asked, first) / 1e12:.2f} TB (14P) every "
       "{} to {} loses least (Daly)".format(*map(format_seconds, left.checkpoint_interval_seconds)))
-print("were it 100 s instead of 10: goodput {:.1%} to {:.1%}".format(*goodput(cluster, spares=1, checkpoint_seconds=100).share))
+for words, other in {"a save 100 s instead of 10": {"checkpoint_seconds": 100}, "a restart 1 h instead of 5 min": {"restart_seconds": 3600}}.items():
+    print("were {}: goodput {:.1%} to {:.1%}".format(words, *goodput(cluster, spares=1, **other).share))
 print(f"you bet {my_bet_days} days; middle with a spare {late['megatron'] * bill.days:.0f}; 64 GPUs and 8 spare at ${usd} an hour, "
       f"and ${bill.storage_usd:,.0f} to keep three checkpoints")
 
 # %% [markdown]
-# **Read it.** A first spare saves more on the slow side than it costs, if failures come as often as RSC-1's jobs imply. And whole
-# runs? Published GPU hours, scaled by 6ND:
+# **Read it.** A first spare saves more on the slow side than it costs, if failures come as often as RSC-1's jobs imply. GPU hours
+# published of whole runs, scaled by 6ND:
 
 # %%
 plan_hours = 24 * cluster.gpus * late["megatron"] * bill.days
@@ -418,7 +418,7 @@ print(verdict)
 
 # %% [markdown]
 # **Read it.** *margin* asks for room for the interval of bytes; *other GPU* fails where another is 5% cheaper.
-# The first days and dollars are the middle without its 1.07. Change a choice, or a slider:
+# The first days and dollars are the middle without its 1.07. Change a choice or slider:
 
 # %%
 studio([asked, larger], prices={"A100-80GB": usd}, start={"model": "130B"})
@@ -478,7 +478,7 @@ pd.DataFrame(turned).T
 # save stays until something removes it, so prune:
 #
 # ```bash
-# # after each save; the bill pays for the last three
+# # after each save; the bill pays for the last three, and --save-retain-interval would keep the last alone
 # ls -d run/iter_* | sort | head -n -3 | xargs -r rm -r
 # ```
 #
@@ -493,7 +493,7 @@ whole_run = (f"--train-iters {steps} --vocab-size {asked.vocabulary - 1} --async
              "--log-throughput --adam-beta2 0.95 --weight-decay 0.1 --init-method-std 0.006 --save run --load run")
 print(whole_run, "# and --data-path, --tokenizer-type of yours in place of --mock-data, NullTokenizer", sep="\n")
 size = checkpoint_bytes(asked, signed.plan)
-print(f"# {steps // every:,} saves of {size / 1e12:.2f} TB, of which the bill pays for three; NullTokenizer adds a token")
+print(f"# {steps // every:,} saves of {size / 1e12:.2f} TB, of which the bill pays for three; until April 2026 NullTokenizer added a token")
 print(wrapped(f"# deepspeed: {made.notes['deepspeed'][0]}"))
 files = made.write(here.root / "build" / "lesson-15")  # git ignores this folder
 print(f"# written to build/lesson-15: {len(files)} files for {plan_name(signed)} on {signed.cluster.gpus} {signed.cluster.gpu}")
