@@ -361,8 +361,8 @@ print(f"you bet {my_bet_days} days; middle with a spare {late['megatron'] * bill
       f"and ${bill.storage_usd:,.0f} to keep three checkpoints")
 
 # %% [markdown]
-# **Read it.** A first spare saves more on the slow side than it costs, if failures come as often as RSC-1's jobs imply. GPU hours
-# published of whole runs, scaled by 6ND:
+# **Read it.** A first spare saves more on the slow side than it costs, if failures come as often as RSC-1's jobs imply. Whole runs'
+# published GPU hours, scaled by 6ND:
 
 # %%
 plan_hours = 24 * cluster.gpus * late["megatron"] * bill.days
