@@ -24,9 +24,19 @@ def wrapped(sentence: str) -> str:
     return textwrap.fill(sentence, COLUMNS)
 
 
-def beside_each_other(judged: Mapping[str, tuple[Estimate, Review]]) -> pd.DataFrame:
-    """A row a design: its plan, days and dollars from the prediction on, and what its review says."""
-    rows = [_row(name, *pair) for name, pair in judged.items()]
+def beside_each_other(
+    judged: Mapping[str, tuple[Estimate, Review]], needs: Mapping[str, str]
+) -> pd.DataFrame:
+    """A row a design: its plan, days and dollars from the prediction on, what its review says, and
+    what it needs, in your words.
+
+    Raises:
+        ValueError: a design's needs are not said.
+    """
+    silent = [name for name in judged if not needs.get(name)]
+    if silent:
+        raise ValueError(f"What {', '.join(silent)} needs is not said; write it in needs.")
+    rows = [{**_row(name, *pair), "needs": needs[name]} for name, pair in judged.items()]
     return pd.DataFrame(rows).set_index("way out")
 
 
@@ -53,6 +63,5 @@ def _row(name: str, plan: Estimate, review: Review) -> dict[str, str]:
         "MFU": f"{plan.mfu:.0%}",
         "days": f"{days[0]:,.0f} to {days[1]:,.0f}",
         "million dollars": f"{usd[0] / 1e6:.2f} to {usd[1] / 1e6:.2f}",
-        "passes": f"{review.points} of {len(review.criteria)}",
-        "fails": ", ".join(failed) or "nothing",
+        f"fails of {len(review.criteria)}": ", ".join(failed) or "nothing",
     }

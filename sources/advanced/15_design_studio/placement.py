@@ -36,7 +36,7 @@ def draw_placement(found: Estimate, *, title: str) -> Figure:
         raise ValueError("draw_placement() draws plans whose tp x dp is one node of 8 GPUs.")
     lines = _links(found)
     with course_style():
-        figure = Figure(figsize=(10.5, 2.55 + 0.39 * len(lines)), layout="constrained")
+        figure = Figure(figsize=(10.5, 2.45 + 0.39 * len(lines)), layout="constrained")
         axes = figure.add_subplot()
         for stage in range(plan.pp):
             _draw_node(axes, found, stage)
@@ -44,7 +44,7 @@ def draw_placement(found: Estimate, *, title: str) -> Figure:
         axes.set_ylim(-0.75 - 0.8 * len(lines), ROWS + 0.7)
         axes.set_aspect("equal")
         axes.set_axis_off()
-        axes.set_title(title)
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         for line, (color, text) in enumerate(lines):
             axes.text(0, -0.75 - 0.8 * line, text, fontsize=9.5, va="center", color=color)
         print_evidence(figure, [found.evidence])
@@ -90,20 +90,20 @@ def _links(found: Estimate) -> list[tuple[str, str]]:
         f"NVLink, {near.link_bytes_per_second / GB:.0f} GB/s a direction" if near else "the node"
     )
     far = cluster.network_bytes_per_second / cluster.gpus_per_node / GB
-    tp_seconds = f", {sent['tp'] / near.link_bytes_per_second:.0f} s of it" if near else ""
+    tp_seconds = f", {sent['tp'] / near.link_bytes_per_second:.0f} s at line rate" if near else ""
     pp_seconds = sent["pp"] / GB / far
     lines = [
         (GROUP, f"blue group: TP {plan.tp}, gathers and scatters in every block over {speed}; a GPU "
          f"sends {sent['tp'] / GB:,.0f} GB a step{tp_seconds}"),
         (SEND, f"red: {COLUMNS * ROWS} parallel sends, each GPU to its own t"
          + " and d" * (plan.dp > 1) + f"; activations forth, gradients back; {far:.0f} GB/s a GPU; "
-         f"{sent['pp'] / GB:,.0f} GB a step, {pp_seconds:.1f} s of it"),
+         f"{sent['pp'] / GB:,.0f} GB a step, {pp_seconds:.1f} s at line rate"),
     ]  # fmt: skip
     if plan.dp > 1:
         place = axis_links(found)["dp"]
         text = f"black: DP {plan.dp}, the same t of d0 and d1, {place}, once a step: {sent['shard'] / GB:,.0f} GB"
         if near:
-            text += f", {sent['shard'] / near.link_bytes_per_second:.2f} s of it"
+            text += f", {sent['shard'] / near.link_bytes_per_second:.2f} s at line rate"
         lines.append(("black", text))
     return lines
 
