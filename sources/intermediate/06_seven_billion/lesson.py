@@ -449,7 +449,7 @@ show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and 
 # than LoRA's, as it keeps fewer copies (section 2).
 #
 # The script pads shorter texts. Their mask rules out PyTorch's flash attention. Its memory-efficient kernel runs instead,
-# and keeps a bf16 copy of the mask in each block: for this long text 0.61 GB. Most of it finds room in what the allocator
+# and keeps a bf16 copy of the mask in each block: 0.61 GB in all for this long text. Most of it finds room in what the allocator
 # had reserved.
 #
 # A batch of 16 texts can go through the card in *micro-batches* whose gradients add up; a single text cannot be cut.
@@ -518,7 +518,7 @@ print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: 
 # `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
 # By the table, texts of 1,024 need LoRA alone: in `qlora` omit `quantization_config` and the checkpointing line, and
-# ask for 16 micro-batches of 1. By its line that leaves 85 tokens, and none if twice as much lies beside the allocator
+# ask for 16 micro-batches of 1. By its line that leaves 87 tokens, and none if twice as much lies beside the allocator
 # (CUDA's context, a desktop): then, or for more room, keep one of the two.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over ranks. Of adapters these are half a
