@@ -197,7 +197,7 @@ packed_arm = {"targets": "all-linear", "packed": True}
 arms |= {"QLoRA: all matrices": packed_arm, "QLoRA, no autocast": packed_arm | {"autocast": False}} if four_bits else {}
 arms |= {"LoRA or QLoRA,\ncheckpointed": {"targets": "all-linear", "checkpointed": True}}
 kept = {name: kept_by_block(llama_config(shape, num_hidden_layers=2), **how) for name, how in arms.items()}
-show(draw_kept(kept, "One block of Llama-2-7B: rank 16, flash attention, bf16 autocast but in one bar"),
+show(draw_kept(kept, "One block of Llama-2-7B: rank 16, flash attention, autocast but once"),
      alt="; ".join(f"{' '.join(name.split())}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
 
 # %% [markdown]
