@@ -14,7 +14,7 @@ from utils.views.style import course_style, print_evidence
 
 LOOKS = (("#bd1f01", "o-"), ("#832db6", "s--"), ("#3f90da", "^-."), ("black", "D:"))
 HEIGHT = 2.1  # of the axis, in limits
-WIDTH = 1.2  # of the axis, in the largest step
+WIDTH = 1.3  # of the axis, in the largest step
 
 
 def card_bytes(run: Measurement) -> int:
@@ -70,11 +70,11 @@ def draw_budget_map(
             _draw_line(axes, name, line, limit, look)
         axes.axhline(limit_gb, color="black", lw=1.2)
         axes.text(
-            0.99,
+            0.72,  # left of where the flattest line may cross
             limit_gb,
             f"usable: {limit_gb:.1f} GB",
             transform=axes.get_yaxis_transform(),
-            ha="right",
+            ha="center",
             va="bottom",
         )
         for name, items in (marks or {}).items():

@@ -11,9 +11,9 @@
 #
 # {{badges}}
 #
-# **Promise.** What brings a fine-tune of Llama-2-7B onto one card of 24 GB? Its training states alone take 107.8 GB. You
-# build adapters and four-bit weights by hand, and add checkpointing. A map then says which of the three your longest text
-# needs, and you write the script.
+# **Promise.** What brings a fine-tune of Llama-2-7B onto one card of 24 GB? With all weights trained, its states alone
+# take 107.8 GB. You build adapters and four-bit weights by hand, and add checkpointing. A map then says which of the three
+# your longest text needs, and you write the script.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -25,7 +25,7 @@
 # You fine-tune Llama-2-7B by `peft`: weights in four bits, fp32 adapters of rank 16 on all matrices of its blocks, bf16
 # autocast, no checkpointing, two texts of 1,024 tokens. Four bits are half a byte, so seven billion weights should take
 # 3.5 GB. What is the *peak* of such a step, in GB? From LoRA beside 16-bit weights, which one change brings four such
-# texts onto the card: four bits, or checkpointing?
+# texts onto the card at once: four bits, or checkpointing?
 
 # %%
 my_bet_gb = 3.5
@@ -45,7 +45,7 @@ import torch
 from torch import nn
 
 from utils import GB, Evidence, draw_breakdown, has_native_dtype, llama_config, load_base, measure, model_shape
-from utils import predicted, prepare_ranks, run_ranks, score, scratch_folder, show, text_batches, text_tokens
+from utils import GIB, predicted, prepare_ranks, run_ranks, score, scratch_folder, show, text_batches, text_tokens
 from utils.catalog import device as find_device
 from utils.data import docstring_pairs
 from utils.simulation import extrapolate
@@ -55,7 +55,7 @@ from utils.techniques.nf4 import dynamic_levels
 from utils.lessons.lesson_06.budget_map import draw_budget_map, most_items
 from utils.lessons.lesson_06.kept import draw_kept, kept_by_block
 from utils.lessons.lesson_06.packing import unpatched
-from utils.lessons.lesson_06.recorded_runs import beside_recorded
+from utils.lessons.lesson_06.recorded_runs import RECORDED_ON, beside_recorded, outside_allocator_bytes
 from utils.lessons.lesson_06.script_parts import MAIN, imports, pinned
 from utils.lessons.lesson_06.script_step import accumulated_step, scripted, step_seconds
 from utils.lessons.lesson_06.small_base import write_small_base
@@ -103,7 +103,7 @@ sheet = {"full, mixed precision": {"parameters": 2 * P, "gradients": 2 * P, "opt
          "QLoRA, packed weights": {"parameters": packed_weights + 4 * adapters} | trained}
 print(f"P = {P:,} ({shape.source}); adapters of rank 16: {adapters / P:.1%} as many")
 moments_8 = 2 * (1 + 4 / 256)  # bytes a parameter: each moment one byte, and an fp32 scale for 256 of them
-saved = [(8 - moments_8) * count / GB for count in (P - shape.vocabulary * shape.hidden, adapters)]  # embeddings stay in fp32
+saved = [(8 - moments_8) * count / GB for count in (P - shape.vocabulary * shape.hidden, adapters)]  # transformers keeps an embedding's in fp32
 print(f"eight-bit moments save {saved[0]:.1f} GB of the full sheet, {saved[1]:.2f} GB of the others ({Evidence.PREDICTED})")
 show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], unit="GB",
                     title="States of Llama-2-7B; adapters of rank 16"),
@@ -111,7 +111,8 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** The full sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every
-# weight moves*. A frozen weight needs neither. You build the two short bars now; no bar has activations yet.
+# weight moves*. A frozen weight needs neither. Eight-bit moments, another cure, would shorten the first bar alone.
+# You build the two short bars now; no bar has activations yet.
 #
 # ## 2. LoRA by hand
 #
@@ -175,17 +176,19 @@ assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start 
 
 # %%
 full, peaks = LlamaForCausalLM(config).to(device), []
-for model in (full, mine.to(device)):
+for name, model in (("full", full), ("LoRA", mine.to(device))):
     optimizer = adamw(model)
-    peaks.append(measure(lambda m=model, o=optimizer: accumulated_step(m, o, 8, 128), model=model, optimizer=optimizer,
-                         timed_steps=0).peak_bytes)
+    step = measure(lambda m=model, o=optimizer: accumulated_step(m, o, 8, 128), model=model, optimizer=optimizer, timed_steps=0)
+    at_peak = {str(category): size / step.peak_bytes for category, size in step.breakdown.items()}
+    print(f"{name}: {at_peak['activations']:.0%} of the peak are activations, {at_peak.get('gradients', 0):.0%} gradients ({Evidence.MEASURED})")
+    peaks.append(step.peak_bytes)
 share = sum(p.numel() for p in mine.parameters() if p.requires_grad) / sum(p.numel() for p in full.parameters())
 print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is {100 * peaks[1] / peaks[0]:.0f}% of the full one ({Evidence.MEASURED})")
 
 # %% [markdown]
-# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. The peak lies where backward begins, and
-# there activations count too. What does one block of Llama-2-7B *keep* until backward? (*Checkpointed*: it is computed
-# again in backward, [lesson 05](05_checkpointing.ipynb).)
+# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Both peaks lie where backward begins:
+# no gradient is alive yet, and most bytes are activations. What does one block of Llama-2-7B *keep* until backward?
+# (*Checkpointed*: it is computed again in backward, [lesson 05](05_checkpointing.ipynb).)
 
 # %%
 arms = {"all weights trained,\nfp32": {}, "LoRA: query, value": {"targets": ["q_proj", "v_proj"]},
@@ -194,8 +197,8 @@ packed_arm = {"targets": "all-linear", "packed": True}
 arms |= {"QLoRA: all matrices": packed_arm, "QLoRA, no autocast": packed_arm | {"autocast": False}} if four_bits else {}
 arms |= {"LoRA or QLoRA,\ncheckpointed": {"targets": "all-linear", "checkpointed": True}}
 kept = {name: kept_by_block(llama_config(shape, num_hidden_layers=2), **how) for name, how in arms.items()}
-show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash attention"),
-     alt="; ".join(f"{name}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
+show(draw_kept(kept, "One block of Llama-2-7B: rank 16, flash attention, autocast but once"),
+     alt="; ".join(f"{' '.join(name.split())}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
 
 # %% [markdown]
 # - A linear layer keeps its input for the gradient of its weight. Frozen, it keeps none.
@@ -245,7 +248,7 @@ def error(table, block=64):
 print(f"mean error: even steps and one scale {error(even, weight.numel())}, in blocks of 64 {error(even)}; NF4 in blocks {error(levels)}")
 
 # %% [markdown]
-# **Read it.** Most blocks have a smaller largest weight than the whole matrix, so their steps are finer. NF4's levels
+# **Read it.** Every block but one has a smaller largest weight than the whole matrix, so its steps are finer. NF4's levels
 # lower the error further, here on the normal distribution that they were made for.
 #
 # ### Double quantization
@@ -393,25 +396,26 @@ if four_bits:
 #
 # Now the step that `Trainer(bf16=True)` takes, with the same libraries, as if on a GPU: its tensors have shapes and no
 # numbers ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and `extrapolate` extends it to
-# 32. A card ran another 7B by these libraries:
+# 32. A card ran two other models, with random weights, by older versions of these libraries:
 
 # %%
 CARD, runs = "RTX 4090", beside_recorded(bool(four_bits))
 margin = (runs["reserved, recorded"] / runs["reserved, simulated"]).max()
-display(runs.style.format(precision=2).hide().set_caption("Qwen2.5-7B, GB: all runs that were recorded (H200, 2026-11-26)"))
+display(runs.style.format(precision=2).hide().set_caption(f"GB: every LoRA and QLoRA run that was recorded ({RECORDED_ON})"))
 print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['peak, simulated']).max():.4f}, reserved {margin:.3f}")
 
 # %% [markdown]
 # **Read it.** The peaks agree. The allocator *reserved* more than in its simulation, so below you leave that much room.
-# At each peak three fp32 copies of the *logits* are alive, the scores of all words: here 152,064, in Llama 32,000.
+# At each peak three fp32 copies of the *logits* are alive, the scores of all words: here 152,064 and 128,256, in
+# Llama-2 32,000.
 # Under checkpointing they can be half of the peak; a loss in chunks shrinks them (lesson 05).
 #
 # Now Llama-2-7B in four ways (`scripted` builds model and optimizer):
 
 # %%
-def peak(way, texts, length=1024, micro_batches=1, **changes):
+def peak(way, texts, length=1024, padded=False, **changes):
     return extrapolate(lambda layers: scripted(shape, layers, *way, **changes),
-                       lambda model, optimizer: accumulated_step(model, optimizer, texts, length, micro_batches),
+                       lambda model, optimizer: accumulated_step(model, optimizer, texts, length, padded=padded),
                        layers=shape.layers, from_layers=(1, 2, 3), device=CARD, items=texts * length, unit="tokens")
 
 # %% tags=["bench"]
@@ -421,13 +425,20 @@ found = {name: {texts * 1024: peak(way, texts) for texts in ((4, 16) if way[1] e
 
 # %%
 card, lines = find_device(CARD), {name: [*some.values()] for name, some in found.items()}
-usable_bytes = int((card.memory_bytes - GB // 2 - 4 * adapters) / margin)
-print(f"{CARD}: {card.memory_bytes / GB:.1f} GB; less 0.5 for the CUDA context (assumed), {4 * adapters / GB:.2f} for gradients that",
-      f"earlier micro-batches left, and the margin above: {usable_bytes / GB:.1f} GB")
+outside = outside_allocator_bytes()
+half, usable_bytes, twice = (int((card.memory_bytes - factor * outside - 4 * adapters) / margin) for factor in (0.5, 1, 2))
+print(f"{CARD}, sold as 24 GB: {card.memory_bytes / GIB:.1f} GiB, {card.memory_bytes / GB:.1f} GB. Less {outside / GB:.2f} beside the",
+      f"allocator (recorded, H200), {4 * adapters / GB:.2f} for gradients that earlier micro-batches left, and the margin above: {usable_bytes / GB:.1f} GB")
+print("longest text of LoRA alone, with half of that beside it {:,.0f} tokens, with twice {:,.0f}".format(
+    *(most_items(lines["LoRA"], limit) for limit in (half, twice))))
 if four_bits:
-    lines["QLoRA"].append(peak((True, False), 1, length=3072))
+    text, masked = (peak((True, False), 1, length=3072, padded=padded) for padded in (False, True))
+    lines["QLoRA"].append(text)
     between = sum(step.reserved_bytes for step in found["QLoRA"].values()) / 2
-    print(f"one text of 3,072: {lines['QLoRA'][-1].reserved_bytes / GB:.2f} GB; halfway between two and four of 1,024: {between / GB:.2f} GB")
+    print(f"reserved for one text of 3,072: {text.reserved_bytes / GB:.2f} GB;",
+          f"halfway between two and four of 1,024: {between / GB:.2f} GB ({Evidence.SIMULATED})")
+    more = [(b - a) / GB for a, b in ((text.peak_bytes, masked.peak_bytes), (text.reserved_bytes, masked.reserved_bytes))]
+    print("with a padding mask: the peak is {:.2f} GB higher, {:.2f} GB more are reserved ({})".format(*more, Evidence.SIMULATED))
 figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four texts": 4096},
                          title=f"Llama-2-7B on an {CARD}: rank 16 on all, autocast, flash attention")
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
@@ -437,8 +448,9 @@ show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and 
 # line: here the tokens nearly decide alone. Four bits lower a line; checkpointing makes it flatter. QLoRA's is flatter
 # than LoRA's, as it keeps fewer copies (section 2).
 #
-# The script pads shorter texts. Their mask rules out PyTorch's flash attention; the kernel that runs instead is not
-# simulated here.
+# The script pads shorter texts. Their mask rules out PyTorch's flash attention. Its memory-efficient kernel runs instead,
+# and keeps a bf16 copy of the mask in each block: 0.61 GB in all for this long text. Most of it finds room in what the allocator
+# had reserved.
 #
 # A batch of 16 texts can go through the card in *micro-batches* whose gradients add up; a single text cannot be cut.
 
@@ -448,7 +460,8 @@ for name, way in ways.items():
     (few, less), (many, more) = ((tokens, step.peak_bytes) for tokens, step in found[name].items())
     tokens, step = most_items(lines[name], usable_bytes), found[name][4096]
     texts = max(size for size in (1, 2, 4, 8, 16) if 1024 * size <= tokens)
-    rows[name] = {"MB a token": (more - less) / (many - few) / 1e6, "4 texts, GB": step.peak_bytes / GB, "reserved": step.reserved_bytes / GB,
+    rows[name] = {"MB a token": (more - less) / (many - few) / 1e6, "4 texts: peak, GB": step.peak_bytes / GB,
+                  "4 texts: reserved, GB": step.reserved_bytes / GB,
                   "longest text, tokens": f"{tokens:,.0f}", "micro-batches for 16 texts": f"{16 // texts} of {texts}",
                   "16 texts, s": step_seconds(*way, texts, 1024, 16 // texts)}
     score("06", f"Llama-2-7B, {name}, 4,096 tokens", evidence=Evidence.SIMULATED, peak_bytes=step.peak_bytes)
@@ -458,9 +471,10 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # **Read it.** *Longest text* is read off the lines. The hollow square lay 0.18 GB above its own, so round down. Take the
 # first row that holds yours:
 #
-# 1. **LoRA alone**, one text at a time: nothing is rounded, nothing computed twice.
-# 2. **QLoRA**: weights are rounded. The update is *predicted* to take about as long, in half as many micro-batches.
-# 3. **LoRA with checkpointing**: nothing is rounded, and the update takes longer.
+# 1. **LoRA alone**, one text at a time: no weight loses its 16 bits, nothing is computed twice.
+# 2. **QLoRA**: weights are rounded to four bits. The update is *predicted* to take about as long, in half as many
+#    micro-batches.
+# 3. **LoRA with checkpointing**: weights keep 16 bits, and the update takes longer.
 # 4. **QLoRA with checkpointing**: both, for a smaller card. Llama-2 reads 4,096 tokens at most.
 #
 # On this card, where the second fits, so does the third: choose between rounding and time. A card of 12 GB cannot hold
@@ -490,7 +504,7 @@ for texts, length in ((1, 512), (4, 1024)):
     half, planned, twice = (factor * (nf4 / bf16 - 1) for factor in (0.5, 1, 2))
     print(f"{texts} x {length:,} tokens: four bits take {planned:.0%} longer ({Evidence.PREDICTED}, {CARD});",
           f"if unpacking takes half the time {half:.0%}, twice the time {twice:.0%}")
-print(f"one short text (Alpaca): {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: litgpt, Llama-2-7B, A100, 3.83 for 2.36 min)")
+print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: litgpt, Llama-2-7B, A100, 1,000 micro-batches in 3.83 for 2.36 min)")
 
 # %% [markdown]
 # **Read it.** On 4,096 tokens the predicted delay is small, even at twice the planner's time. The published one exceeds
@@ -499,15 +513,17 @@ print(f"one short text (Alpaca): {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISH
 #
 # ### The scenario as asked: a script for a real card
 #
-# *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4 in a file.
-# Accept the model's licence on the Hub first; `pairs.jsonl` has a prompt and an answer a line. The first three are in it.
+# *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4 in a file; it
+# does the first three of these four. Accept the model's licence on the Hub and log in (`hf auth login`) first. A line of
+# `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
+#
 # By the table, texts of 1,024 need LoRA alone: in `qlora` omit `quantization_config` and the checkpointing line, and
-# ask for 16 micro-batches of 1. By its line that leaves 129 tokens; for more room, keep one
-# of the two.
+# ask for 16 micro-batches of 1. By its line that leaves 87 tokens, and none if twice as much lies beside the allocator
+# (CUDA's context, a desktop): then, or for more room, keep one of the two.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over ranks. Of adapters these are half a
-# GB, so two cards train by plain data parallelism. ZeRO-3 and FSDP ([lesson 09](09_sharding.ipynb)) also divide frozen
-# weights: 13.5 GB in 16 bits.
+# GB, so two cards train by plain data parallelism (the script then takes 32 texts an update). ZeRO-3 and FSDP
+# ([lesson 09](09_sharding.ipynb)) also divide frozen weights: 13.5 GB in 16 bits.
 
 # %%
 second_bytes = found[list(ways)[-1]][4096].peak_bytes + 4 * adapters  # from the second micro-batch on gradients are there
@@ -545,7 +561,8 @@ if four_bits:
 #
 # <details><summary>Answer</summary>
 #
-# Both touch states that are small already. Activations fill the card: turn on checkpointing, or shorten the micro-batch.
+# Both touch states that are small already. Activations fill the card: turn on checkpointing, or put
+# fewer texts into a micro-batch, where it has several.
 #
 # </details>
 #
@@ -560,7 +577,8 @@ if four_bits:
 # ## On Monday
 #
 # **Plain PyTorch, no library.** `model` is yours, `blocks` the list of its blocks (`model.model.layers` in a Llama). Write
-# the names of your linear layers in place of `q_proj`, `v_proj`; call `step` for each batch:
+# the names of your linear layers in place of `q_proj`, `v_proj`; call `step` for each batch, and evaluate under its autocast
+# too: the adapters are fp32, the rest bf16.
 #
 # ```python
 # from functools import partial

@@ -1,32 +1,36 @@
-"""Fine-tunes of a 7B model that ran on a card, beside their simulations."""
+"""Fine-tunes with adapters that ran on a card, beside their simulations."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from evidence.recorded import recorded_fine_tunes
+from evidence.recorded import recorded_fine_tunes, rows
 from utils.checked import check_public
 from utils.fitting.model_configs import model_config
 from utils.units import GB
 
-MODEL = "Qwen/Qwen2.5-7B"
+RECORDED_ON = "H200, 2026-11-26: PyTorch 2.11, transformers 5.17, peft 0.21.0"
+METHODS = ("lora", "qlora")
 COPIES, FP32 = 3, 4  # of the logits at the peak, and bytes of a number
 
 
 def beside_recorded(packed: bool) -> pd.DataFrame:
-    """A row for each recorded run, in GB; `packed`: those in four bits too."""
-    rows = []
+    """A row for each recorded run with adapters, in GB; `packed`: those in four bits too."""
+    table = []
     for row in recorded_fine_tunes():
         how = row.recipe
-        if row.model != MODEL or (how.method == "qlora" and not packed):
+        if how.method not in METHODS or (how.method == "qlora" and not packed):
             continue
         step = row.simulated()
-        logits = COPIES * FP32 * how.micro_batch * how.tokens * model_config(MODEL).vocab_size
-        rows.append(
+        words = model_config(row.model).vocab_size
+        logits = COPIES * FP32 * how.micro_batch * how.tokens * words
+        times = f", {how.accumulation} times" if how.accumulation > 1 else ""
+        table.append(
             {
+                "model": row.model.rpartition("/")[2],
                 "method": how.method,
                 "checkpointed": "yes" if how.checkpointing else "no",
-                "texts": f"{how.micro_batch} x {how.tokens:,}",
+                "texts": f"{how.micro_batch} x {how.tokens:,}{times}",
                 "peak, simulated": step.peak_bytes / GB,
                 "peak, recorded": row.peak_bytes / GB,
                 "logits, predicted": logits / GB,
@@ -34,9 +38,17 @@ def beside_recorded(packed: bool) -> pd.DataFrame:
                 "reserved, recorded": row.reserved_bytes / GB,
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(table)
 
 
-__all__ = ["beside_recorded"]
+def outside_allocator_bytes() -> int:
+    """The most that a recorded process held on the card beside what PyTorch's allocator reserved."""
+    return max(
+        int(row["used_on_the_device_bytes"]) - int(row["reserved_peak_bytes"])
+        for row in rows("fits")
+    )
+
+
+__all__ = ["RECORDED_ON", "beside_recorded", "outside_allocator_bytes"]
 
 check_public(globals())

@@ -73,9 +73,24 @@ def scripted(
 
 
 def accumulated_step(
-    model: Any, optimizer: torch.optim.Optimizer, texts: int, length: int, micro_batches: int = 1
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    texts: int,
+    length: int,
+    micro_batches: int = 1,
+    *,
+    padded: bool = False,
 ) -> None:
     """One update from some micro-batches of `texts` texts of `length` tokens each.
+
+    Args:
+        model: of transformers.
+        optimizer: of what trains.
+        texts: of a micro-batch.
+        length: tokens of each text.
+        micro_batches: of the update.
+        padded: attention gets the mask that transformers makes where a text of the micro-batch is
+            padded: query against key, a boolean each.
 
     Raises:
         TypeError: `model` is none of transformers'.
@@ -88,9 +103,14 @@ def accumulated_step(
     weight = model.get_input_embeddings().weight
     numbers = torch.arange(texts * length, device=weight.device)
     tokens = numbers.remainder(len(weight)).view(texts, length)
+    mask = None
+    if padded:
+        square = (texts, 1, length, length)
+        mask = torch.ones(square, dtype=torch.bool, device=weight.device).tril()
     optimizer.zero_grad()
     for _ in range(micro_batches):
-        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        inputs = {"input_ids": tokens, "labels": tokens, "attention_mask": mask}
+        model(**inputs, use_cache=False).loss.backward()
     optimizer.step()
 
 
