@@ -338,7 +338,7 @@ for name in names:
 # %% [markdown]
 # **Read it.** DDP's gradients are fp32: two rounds of 4 bytes are four of 2. DeepSpeed's ZeRO-1 and 2 take
 # **three**: they *all-reduce* each bucket, though every rank keeps only its part, and then gather parameters.
-# FSDP2 gathers blocks twice, and embedding, norm and head once. Next, one setting changed.
+# FSDP2 gathers blocks twice, and embedding, norm and head once.
 
 # %%
 def sent_by(name, setting):
@@ -451,7 +451,7 @@ assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce",
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
 #
-# Memory first, at two sequences of 2,048 tokens and two micro-batches a step. `simulated` runs one of 64 ranks on
+# At two sequences of 2,048 tokens and two micro-batches, `simulated` runs one of 64 ranks on
 # tensors without data. FSDP2 on *one* rank shards nothing; HSDP shards within nodes of eight.
 
 # %% jupyter={"source_hidden": true}
@@ -490,7 +490,7 @@ for sequences, length in ((2, 2048), (1, 512)) if zeros else ():
 
 # %% [markdown]
 # **Read it.** From one rank to 64, FSDP2's states shrink, nothing else. HSDP holds two gigabytes more than FSDP2, and
-# its node sends less than half, both reducing in fp32. DDP is highest: autocast adds bf16 copies of the weights and
+# its node sends less than half, both reducing in fp32. (DDP's 20.75 is without `no_sync`.) DDP is highest: autocast adds bf16 copies of the weights and
 # larger activations. ZeRO-3 has reuse distance 0; by default it may keep a billion parameters gathered, 2 GB. ZeRO-2
 # saves gradients with several micro-batches or small activations. **At one micro-batch of 2 x 2,048 it saves nothing**:
 # the peak is the start of backward.
