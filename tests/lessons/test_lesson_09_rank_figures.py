@@ -111,11 +111,12 @@ def test_two_nodes_and_what_crosses():
 
 
 def test_each_scheme_is_a_point_and_a_line():
-    speeds = {"a": [1e3, 2e3], "b": [2e3, 3e3]}
+    speeds = {"a, 2 at once": [1e3, 2e3], "b, 4 at once": [2e3, 3e3]}
     figure = draw_verdict({"a": (1, 2), "b": (3, 4)}, speeds, (1, 2), titles=("x", "y"))
     left, right = figure.axes
     assert [line.get_xdata()[0] for line in left.lines] == [1, 3]
     assert [list(line.get_ydata()) for line in right.lines] == [[1, 2], [2, 3]]
+    assert [text.get_text() for text in right.get_legend().get_texts()] == [*speeds]
 
 
 SHAPE = ModelShape(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from view_cases import SIZES, texts
 
+from utils.catalog import device
 from utils.lessons.lesson_09.staircase import draw_staircase
 from utils.units import GB
 
@@ -13,7 +14,7 @@ PEAKS = {"one": {1: SIZES[0], 4: SIZES[1]}, "two": {4: SIZES[2]}}
 
 def test_bars_and_formulas():
     formulas = {"one": {1: 16.0 * GB, 4: 4.0 * GB}, "two": {1: 16.0 * GB, 4: 4.0 * GB}}
-    figure = draw_staircase(PEAKS, formulas, limits=("16GB",), title="t")
+    figure = draw_staircase(PEAKS, formulas, limits=("A100-40GB",), title="t")
     (axes,) = figure.axes
     assert [t.get_text() for t in axes.get_xticklabels()] == [
         "one\n1 rank", "one\n4 ranks", "two\n4 ranks",
@@ -25,7 +26,8 @@ def test_bars_and_formulas():
     assert [tops[place] for place in sorted(tops)] == pytest.approx(peaks), "a bar ends at its peak"
     *diamonds, card = axes.lines
     assert [line.get_ydata()[0] for line in diamonds] == [16.0, 4.0, 4.0]
-    assert set(card.get_ydata()) == {16.0} and "16GB card" in texts(figure)
+    shown = device("A100-40GB").memory_bytes / GB  # 40,441 MiB: more than 40 GB, less than 40 GiB
+    assert set(card.get_ydata()) == {shown} and "A100-40GB\nshows 42.4 GB" in texts(figure)
     assert "states by the formula" in texts(figure) and "GB" in axes.get_ylabel()
 
 
@@ -36,7 +38,7 @@ def test_it_says_what_its_numbers_are():
     )
 
 
-@pytest.mark.parametrize("peaks", [{}, {"one": {}}, {str(n): {1: SIZES[0]} for n in range(6)}])
+@pytest.mark.parametrize("peaks", [{}, {"one": {}}, {str(n): {1: SIZES[0]} for n in range(7)}])
 def test_what_cannot_be_drawn(peaks):
-    with pytest.raises(ValueError, match="shows 1 to 5 strategies"):
+    with pytest.raises(ValueError, match="shows 1 to 6 strategies"):
         draw_staircase(peaks, {})

@@ -1,7 +1,7 @@
 """FSDP2: the flat buffers that it gathers parameters in and reduces gradients from, made known; and
 the shards that `CPUOffloadPolicy` keeps on the host.
 
-They belong to no module and no tensor of the learner's, so that only FSDP's own functions can
+And HSDP's sums of a node. They belong to no module and no tensor of the learner's, so that only FSDP's own functions can
 tell: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py and _fsdp_param.py.
 """
 
@@ -47,7 +47,13 @@ _GRADIENT = Shim(
     "in a simulation a gradient would not leave for the host: it has the device's name",
     patched=True,
 )
-SHIMS = (_ALLOCATE, _FILL, _SHARD, _GRADIENT)
+_STATE = Shim(
+    FSDP,
+    "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
+    "sums_in_the_node",
+    "what HSDP has reduced in a node and not yet between nodes is nobody's gradient",
+)
+SHIMS = (_ALLOCATE, _FILL, _SHARD, _GRADIENT, _STATE)
 
 
 @contextlib.contextmanager
@@ -102,3 +108,14 @@ def shards_on_host(
 
     with _SHARD.replaced(sharded), _GRADIENT.replaced(wrapped):
         yield
+
+
+def sums_in_the_node(model: Any) -> list[Any]:
+    """Gradients that HSDP has added up in a node and not between nodes (`set_requires_all_reduce`)."""
+    from torch.distributed.fsdp import FSDPModule
+
+    state = _STATE.get()
+    sharded = (module for module in model.modules() if isinstance(module, FSDPModule))
+    groups = (group for module in sharded for group in state(module)._fsdp_param_groups)
+    sums = (group._partial_reduce_output for group in groups)
+    return [each for each in sums if each is not None]

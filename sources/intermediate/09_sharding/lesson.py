@@ -14,8 +14,8 @@
 # **The question.** *"1.3 billion parameters on our cluster: less memory a GPU, without giving up speed."* Which
 # sharding frees the most memory for what it sends?
 #
-# **Promise.** You write ZeRO-3 in thirty lines, and train one model in five ways on four real ranks: what each
-# holds is measured, what it sends is counted. You end with a job.
+# **Promise.** ZeRO-3 by hand in thirty lines; then one model, trained in five ways on four real ranks: what each
+# holds is measured, what it sends counted. You end with a job.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,9 +24,9 @@
 # %% [markdown]
 # ## A bet
 #
-# Data parallelism keeps all 16 bytes of states per parameter on every rank. ZeRO-1 shards 12 of them, and by its
-# paper sends no byte more than DDP. How many bytes does DeepSpeed's ZeRO-1 send by default, in percent of
-# a DDP whose gradients have the same dtype?
+# Data parallelism keeps all 16 bytes of mixed-precision states per parameter on every rank. ZeRO-1 shards 12 of them,
+# and by its paper sends no byte more than DDP. How many bytes does DeepSpeed's ZeRO-1 send by default, in percent of a
+# DDP whose gradients have the same dtype?
 
 # %%
 my_bet_percent = 100
@@ -177,9 +177,9 @@ print("a step:", ", ".join(f"{calls} x {collective}" for collective, calls in fo
 assert apart < 1e-12 < planted, "another model is trained: is every gradient a mean, and every part its own?"
 
 # %% [markdown]
-# **Read it.** Each rank keeps a quarter of the states and has the losses of one process. A step makes twelve gathers
-# (six blocks, twice) and six reductions: the arithmetic of ZeRO-3 and [FSDP](https://arxiv.org/abs/2304.11277), which add
-# prefetch, padding and mixed precision.
+# **Read it.** Each rank keeps a quarter of the states; the mean of their losses is one process's. A step makes twelve
+# gathers (six blocks, twice) and six reductions: the arithmetic of ZeRO-3 and [FSDP](https://arxiv.org/abs/2304.11277),
+# which add prefetch, padding and mixed precision.
 #
 # ## 3. The same model, five ways
 #
@@ -198,8 +198,8 @@ def fsdp(name, size, **settings):
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 # %% [markdown]
-# DeepSpeed reads a JSON file. A *bucket* is the buffer in which it sends many gradients at once; `zero_config` makes
-# buckets a quarter of this small model. By default stage 3 leaves weights below a threshold unsharded, and does not free
+# DeepSpeed's *bucket* is the buffer in which it sends many gradients at once; `zero_config` makes it a quarter of this
+# small model. By default stage 3 leaves weights below a threshold unsharded, and does not free
 # what it uses again within its reuse distance; both are 0 here.
 
 # %%
@@ -247,7 +247,7 @@ BF, FP, S = "bfloat16", "float32", P // N
 bucket = zero_config(3, P, world_size=N)["zero_optimization"]["reduce_bucket_size"]
 lasting = {("master", FP): 4 * S, ("moments", FP): 8 * S}
 holds = {
-    "DDP": {("parameters", FP): 4 * P, ("gradients", FP): 4 * P, ("moments", FP): 8 * P},
+    "DDP": {("parameters", FP): 4 * P, ("gradients", FP): 4 * P, ("bucket", FP): 4 * P, ("moments", FP): 8 * P},
     "ZeRO-1": {("parameters", BF): 2 * P, ("gradients", BF): 2 * whole_elements(Transformer(SMALL), 0, N), **lasting},
     "ZeRO-3": {("parameters", BF): 2 * S, ("gradients", BF): 2 * S, ("bucket", BF): 2 * bucket, **lasting},
     "FSDP2": {("parameters", FP): 4 * S, ("gradients", FP): 4 * S, ("moments", FP): 8 * S},
@@ -265,7 +265,8 @@ for stage, name in enumerate(BUILDERS):
 
 # %% [markdown]
 # **Read it.** *After* backward ZeRO-1 and ZeRO-2 hold the same: ZeRO-1 frees what it does not own once it is
-# reduced. (Two ranks keep a tensor that crosses their border, hence more than $2S$.) ZeRO-3's bucket stays.
+# reduced. (Two ranks keep a tensor that crosses their border, hence more than $2S$.) ZeRO-3's bucket stays. So do
+# DDP's, a second copy of the gradients unless `gradient_as_bucket_view=True`.
 #
 # Which moment of a step is the fullest, on the fullest rank?
 
@@ -277,7 +278,7 @@ display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per pa
 # %% [markdown]
 # **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet.
 # FSDP2 peaks a little later: its buffers hold gathered blocks and a block's gradients on their way, which weighs much
-# in a model of four blocks. DDP's buckets are a second copy of the gradients, unless `gradient_as_bucket_view=True`.
+# in a model of four blocks.
 #
 # Next, the gradients through a step (FSDP2's buffers are not drawn).
 
@@ -337,7 +338,7 @@ for name in names:
 # %% [markdown]
 # **Read it.** DDP's gradients are fp32: two rounds of 4 bytes are four of 2. DeepSpeed's ZeRO-1 and 2 take
 # **three**: they *all-reduce* each bucket, though every rank keeps only its part, and then gather parameters.
-# FSDP2 gathers blocks twice, and embedding, norm and head once. Now change one setting of each.
+# FSDP2 gathers blocks twice, and embedding, norm and head once.
 
 # %%
 def sent_by(name, setting):
@@ -366,7 +367,7 @@ if not zero_problem:
 #
 # ### Break it: ZeRO-2 with accumulation
 #
-# You accumulate over four micro-batches to send less. Predict how often each way sends its gradients. Then run.
+# You accumulate over four micro-batches to send less. Predict how often each way sends its gradients.
 
 
 # %%
@@ -396,7 +397,7 @@ for (name, hold_back), sent in zip(ways, counted, strict=True):
     assert times == expected[name, hold_back], f"{name}: is set_requires_gradient_sync used?"
     bars["g = 4"][f"{name}, held" if name == "FSDP2" and hold_back else name] = sent
 show(draw_rounds(bars, N, round_bytes, title="What a rank sends in a step of g micro-batches: calls counted, bytes of a ring"),
-     alt="Bars of rounds for each way. At one micro-batch all take three or four. At four DDP and ZeRO-1 stay where they were; ZeRO-2, ZeRO-3 and FSDP2 grow, unless FSDP2 holds its gradients back.")
+     alt="Bars of rounds for each way. At one micro-batch all take three or four. At four DDP and ZeRO-1 stay where they were; ZeRO-2, ZeRO-3 and FSDP2 grow, FSDP2 less where it holds its gradients back.")
 
 # %% [markdown]
 # **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it sends after each backward.
@@ -413,16 +414,21 @@ check("09.rounds_of_8", rounds_of_8)
 # ### HSDP: shard in the node, copy between nodes
 #
 # The link between nodes is the slow one. Hybrid sharding (HSDP) divides the states over the ranks of a node alone.
-# Nodes hold copies of each other, and add up gradients once a step.
+# Nodes hold copies of each other, and add up gradients, once a step by `set_requires_all_reduce`.
 
 # %%
 show(draw_borders(), alt="Two nodes of two GPUs, twice. With FSDP2 one ring runs through all four and crosses the border in every "
      "micro-batch. With HSDP gathers and reductions stay in a node, and an all-reduce of half the gradients crosses once a step.")
 
 # %%
+def hsdp(name, size, nodes=2):
+    place = "cpu" if dist.get_backend() == "fake" else PLACE  # simulated ranks have no GPU
+    shape = nodes, dist.get_world_size() // nodes
+    return fsdp(name, size, mesh=dist.init_device_mesh(place, shape, mesh_dim_names=("replicate", "shard")))
+
+
 def hybrid():
-    mesh = dist.init_device_mesh(PLACE, (2, 2), mesh_dim_names=("replicate", "shard"))
-    way = fsdp("HSDP", SMALL, mesh=mesh)
+    way = hsdp("HSDP", SMALL)
     with traffic() as sent:
         for number in range(MICRO_BATCHES):
             way.model.set_requires_all_reduce(number == MICRO_BATCHES - 1)
@@ -433,20 +439,20 @@ def hybrid():
 rows, part_bytes = run_ranks(hybrid, N)[0]
 for axis in ("shard", "replicate"):  # within a "node" of two ranks, and across
     there = [row for row in rows if row.axis.endswith(axis)]
-    print(f"{axis:<9}", {kind: round(size / round_bytes, 2) for (kind, _), size in ring_bytes(there, 2).items()}, "rounds (counted calls)")
+    print(f"{axis:<9}", {kind: round(size / round_bytes, 2) for (kind, _), size in ring_bytes(there, 2).items()}, "rounds (counted calls, a ring's bytes)")
 print(f"parameters on a rank: {part_bytes / P:.2f} B/P, of 4 (measured)")
 assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce", 2 * P)], "is set_requires_all_reduce used?"
 
 # %% [markdown]
-# **Read it.** A round is still $1.5P$ bytes. So a rank sends 15.7 bytes per parameter in its node, (5.13 + 5.33) x 1.5,
+# **Read it.** A round is $1.5P$ bytes: a rank sends 15.7 bytes per parameter in its node, (5.13 + 5.33) x 1.5,
 # and 2 across (`replicate`): one all-reduce of its half, once a step. The price: it holds a node's share of the states,
 # $16P/8$ on nodes of eight.
 
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
 #
-# Memory first, at two sequences of 2,048 tokens and two micro-batches a step. `simulated` runs one of 64 ranks on
-# tensors without data. FSDP2 on *one* rank shards nothing.
+# At two sequences of 2,048 tokens and two micro-batches, `simulated` runs one of 64 ranks on
+# tensors without data. FSDP2 on *one* rank shards nothing; HSDP shards within nodes of eight.
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -469,29 +475,32 @@ def at_size(name, ranks, **step):
 # %%
 steps = {name: {64: at_size(name, 64)} for name in names}
 steps["FSDP2"][1] = at_size("FSDP2", 1)
+steps["HSDP 8 x 8"] = {64: simulated(partial(hsdp, "HSDP", LARGE, nodes=8), "HSDP 8 x 8", 64)}
 formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 64)} for stage, name in enumerate(BUILDERS)}
-show(draw_staircase(steps, formulas, limits=("40GB",), title="1.3B, two sequences of 2,048 tokens: sharding divides states, activations stay"),
-     alt="Stacked bars of a rank's peak: FSDP2 on one rank, then DDP, ZeRO-1, 2, 3 and FSDP2 on 64 ranks; a diamond marks the "
-     "states by the formula. From one rank to 64 FSDP2's states shrink to a sliver; activations, logits and temporaries stay as they are.")
+formulas["HSDP 8 x 8"] = {64: textbook(3, 8) * P_large}
+show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two sequences of 2,048 tokens: sharding divides states, activations stay"),
+     alt="Stacked bars of a rank's peak: FSDP2 on one rank, then DDP, ZeRO-1, 2, 3, FSDP2 and HSDP on 64 ranks; a diamond marks the "
+     "states by the formula. From one rank to 64 FSDP2's states shrink to a sliver, HSDP's to an eighth; the rest stays as it is.")
 
 # %%
-display(pd.DataFrame(peak_rows(steps, formulas)).style.format(precision=2).hide().set_caption("GB; the formula predicted, the others simulated"))
+display(pd.DataFrame(peak_rows(steps, formulas)).style.format(precision=2).hide().set_caption("GB; the formula predicted, the others simulated (sends: a ring's bytes, g = 2)"))
 for sequences, length in ((2, 2048), (1, 512)) if zeros else ():
     alone = {name: at_size(name, 64, micro_batches=1, sequences=sequences, length=length) for name in zeros[:2]}
     print(f"one micro-batch, {sequences} x {length}:", ", ".join(f"{name} {run.peak_bytes / GB:.2f} GB" for name, run in alone.items()), "(simulated)")
 
 # %% [markdown]
-# **Read it.** From one rank to 64, FSDP2's states shrink, nothing else. DDP is highest: autocast adds bf16
-# copies of the weights and larger activations. ZeRO-3 has reuse distance 0; by default it may keep a billion parameters
-# gathered, 2 GB. ZeRO-2 saves gradients with several micro-batches or small activations.
-# **At one micro-batch of 2 x 2,048 it saves nothing**: the peak is the start of backward.
+# **Read it.** From one rank to 64, FSDP2's states shrink, nothing else. HSDP holds two gigabytes more than FSDP2, and
+# its node sends less than half, both reducing in fp32. (DDP's 20.75 is without `no_sync`.) DDP is highest: autocast adds bf16 copies of the weights and
+# larger activations. ZeRO-3 has reuse distance 0; by default it may keep a billion parameters gathered, 2 GB. ZeRO-2
+# saves gradients with several micro-batches or small activations. **At one micro-batch of 2 x 2,048 it saves nothing**:
+# the peak is the start of backward.
 #
 # ### The choice
 #
 # The course's planner predicts 64 A100 of 40 GB, eight to a node, at 512 sequences a step; gradients are sent in bf16, and
-# DDP has no autocast. First all take two sequences at once ($g = 4$), so only the sharding differs; then four ($g = 2$).
-# A node sends 1.25 GB/s by 10-gigabit Ethernet, 25 by a 200-gigabit InfiniBand link, 200 by eight. "Does not fit" means
-# above 38 GB: CUDA's context and NCCL's buffers take the rest.
+# DDP has no autocast. First all take two sequences at once ($g = 4$), so no batch is larger; then four ($g = 2$).
+# A node sends 1.25 GB/s by 10-gigabit Ethernet, 25 by a 200-gigabit InfiniBand link, 200 by eight. Above
+# 38 GB too little is left of 42.4 for CUDA's context and NCCL's buffers.
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
@@ -501,7 +510,7 @@ for at_once in (2, 4):
 
 # %%
 NETWORKS = (1.25, 12.5, 25, 50, 100, 200)  # GB/s of a node
-titles = ("Two sequences at once: memory and what it costs to send", "As many at once as fit: speed by network")
+titles = ("Two sequences at once: peak and bytes sent", "As many at once as fit: speed by network")
 show(draw_verdict(costs(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, NETWORKS), NETWORKS, titles=titles),
      alt="Left, peak over bytes that a node sends: DDP high and left, HSDP low and left, ZeRO-2, ZeRO-3 and FSDP2 low and far to the right. "
      "Right, tokens per second over the network's rate: HSDP is on top; all are close at 200 GB/s and far apart below 50.")
@@ -512,11 +521,11 @@ show(draw_verdict(costs(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, NETWORKS), NETWOR
 # from four sequences, which leave DDP no reserve: 41.2 GB are *tight* on a card that shows about
 # [42.4](https://github.com/TianheWu/CoSeR/issues/10) (39.5 GiB).
 #
-# FSDP2 frees two gigabytes more and sends more than three times as much between nodes (six at two sequences), which a
-# fast network hides behind computing blocks and a slow one cannot. With DeepSpeed, take ZeRO-1.
+# FSDP2 frees two gigabytes more and sends more than three times as much between nodes, which a
+# fast network hides behind computing blocks and a slow one cannot. Of DeepSpeed's stages, take ZeRO-1 here
+# (its hybrid, `zero_hpz_partition_size`, is not compared).
 #
-# Next, the planner beside simulation and published runs; then HSDP at four sequences over DDP at two, with the share of
-# their rate that links reach halved and doubled.
+# Next, the planner beside simulation and published runs; and HSDP at four sequences over DDP at two.
 
 # %% jupyter={"source_hidden": true}
 for rows, says in ((trust.beside_simulation(SHAPE, steps), "peaks at two micro-batches, predicted and simulated"),
@@ -529,16 +538,16 @@ print(trust.seven_billion(BATCH))
 # **Read it.** Memory agrees where the planner counts this model's norms and loss. "Nothing sharded" is the planner's DDP.
 #
 # Speed is predicted too high for every published run; why 32 GPUs ran slower than 16 and 64, the planner does not
-# explain. **The ranking is untested**: all these runs are FSDP. Leads of a few percent mean nothing. At half and twice
-# the share HSDP's lead stays between 7 and 13% at 25 GB/s and below. Measure HSDP against your DDP.
+# explain. **The ranking is untested**: all these runs are FSDP. Leads of a few percent mean nothing. With links half
+# and twice as fast HSDP's lead stays between 7 and 13% at 25 GB/s and below. Measure HSDP against your DDP.
 #
-# A 7B model leaves less choice: no A100 holds DDP's 16 bytes for each of 6.7 billion parameters; one of 40 GB holds
-# HSDP's share. (The planner adds 4 bytes, which AdamW's step takes without `fused=True`.)
+# A 7B model leaves less choice: no A100 holds DDP's 16 bytes a parameter; one of 40 GB holds HSDP's share. (The planner
+# adds 4 bytes, which AdamW's step takes without `fused=True`.)
 #
 # ### The job
 #
-# HSDP, four sequences at once, clipped, saved in shards. Gradients are reduced in fp32: nodes send twice the table's
-# 4.6 GB, and the lead is that of the rows "gradients in fp32".
+# HSDP, four sequences at once, clipped, saved in shards. Gradients are reduced in fp32: nodes send the
+# simulated 9.2 GB, and the lead is that of the rows "gradients in fp32".
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
@@ -561,8 +570,8 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 #
 # FSDP1's `FULL_SHARD` is FSDP2, `SHARD_GRAD_OP` is `reshard_after_forward=False`, `HYBRID_SHARD` is HSDP.
 #
-# **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), its
-# [solution](../../solutions/intermediate/09_sharding.ipynb), and [your own model](../00a_your_model.ipynb).
+# **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), and its
+# [solution](../../solutions/intermediate/09_sharding.ipynb).
 
 # %% [markdown]
 # ## On Monday
@@ -591,7 +600,7 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 #     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)) | {"number": number}
 #
 # number = 0  # of micro-batches done
-# if os.path.exists("out/last/.metadata"):  # a run that goes on, on any number of ranks
+# if os.path.exists("out/last/.metadata"):  # a run that goes on, on any number of ranks; all nodes must see "out"
 #     saved = states()
 #     dcp.load(saved, checkpoint_id="out/last")
 #     set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
@@ -632,5 +641,5 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # trainer.save_model("out/last")  # on all ranks
 # ```
 #
-# Start either with `torchrun --nproc-per-node=8 train.py`, on several nodes as the job above. **Look at** the first gradient's
-# norm, which is DDP's to within 1%; at `torch.cuda.max_memory_allocated()`; and at tokens a second.
+# Start either with `torchrun --nproc-per-node=8 train.py`, on several nodes as the job above. **Look at** the first
+# gradient's norm, which is DDP's to within 1%; at `torch.cuda.max_memory_allocated()`; and at tokens a second.

@@ -32,7 +32,7 @@ _BAND_OF = {
     str(Phase.AFTER_STEP): "step",
 }
 _KEPT = LOOKS[Category.GRADIENTS]
-_BUCKET = ("#e8cfc7", "--")
+_BUCKET = (LOOKS[Category.COMMUNICATION].color, LOOKS[Category.COMMUNICATION].hatch)
 
 
 def draw_gradients(
@@ -92,7 +92,7 @@ def draw_gradients(
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         if buckets:
             handles = [Patch(facecolor=c, hatch=h, edgecolor="white") for c, h in (_KEPT, _BUCKET)]
-            names = ("gradients", "bucket on its way")
+            names = ("gradients", "bucket (send buffer)")
             figure.legend(handles, names, loc="outside upper right", ncols=2, fontsize=10)
         shown = [run for found in runs.values() for run in found.values()]
         print_evidence(figure, [m.evidence for m in shown], [m.device for m in shown])

@@ -13,7 +13,9 @@ from utils.units import GB
 
 NODES, GPUS, GPUS_A_NODE = 8, 64, 8
 SIZES = (1, 2, 4, 8)
-LIMIT_GB = 38  # of a card's 40: CUDA's context and NCCL's buffers take the rest
+LIMIT_GB = (
+    38  # of the 42.4 that a card of 40 GiB shows: CUDA's context and NCCL's buffers take the rest
+)
 RATES_GB = (
     200,
     25,
@@ -108,10 +110,11 @@ def costs(shape: ModelShape, batch: Batch, micro_batch: int) -> dict[str, tuple[
 
 
 def speeds(shape: ModelShape, batch: Batch, networks_gb: Sequence[float]) -> dict[str, list[float]]:
-    """By scheme, tokens per second of a GPU at each rate of the network, as many at once as fit."""
+    """By scheme and how many at once fit, tokens per second of a GPU at each rate of the network."""
     plans = {name: largest(shape, batch, scheme) for name, scheme in SCHEMES.items()}
     return {
-        name: [speed(shape, batch, plan, gb) for gb in networks_gb] for name, plan in plans.items()
+        f"{name}, {plan.micro_batch} at once": [speed(shape, batch, plan, gb) for gb in networks_gb]
+        for name, plan in plans.items()
     }
 
 

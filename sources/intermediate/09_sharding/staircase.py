@@ -10,29 +10,32 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from utils.catalog import device
 from utils.checked import check_public
 from utils.memory.measurement import Measurement
-from utils.units import GB, Category, Evidence, parse_bytes
+from utils.units import GB, Category, Evidence
 from utils.views.style import LOOKS, course_style, empty_figure, print_evidence
 
 from .holders import draw_holders
+from .speed import GPUS_A_NODE
+from .ways import sent_by_node
 
 _SHARDED = {
     "DDP": (),
     "ZeRO-1": ("optimizer state",),
     "ZeRO-2": ("optimizer state", "gradients"),
-    "ZeRO-3, FSDP2": ("optimizer state", "gradients", "parameters"),
+    "ZeRO-3": ("optimizer state", "gradients", "parameters"),
 }
 _SENT = {
     "DDP": "all-reduce gradients",
     "ZeRO-1": "reduce-scatter gradients,\ngather parameters once",
     "ZeRO-2": "the same, gradients\nbucket by bucket",
-    "ZeRO-3, FSDP2": "gather each block twice, whole\nfor a moment; scatter its gradients",
+    "ZeRO-3": "gather each block twice, whole\nfor a moment; scatter its gradients",
 }
 _STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
 _MOST_NAMED = 3
 _THINNEST = 1 / 200  # of the highest bar: less is no part that a reader sees
-_MOST_SCHEMES, _GAP = 5, 1.0  # bars around one number of ranks; and between two, in bars
+_MOST_SCHEMES, _GAP = 6, 1.0  # bars around one number of ranks; and between two, in bars
 
 
 def draw_who_holds() -> Figure:
@@ -49,20 +52,23 @@ def peak_rows(
     peaks: Mapping[str, Mapping[int, Measurement]],
     predicted_bytes: Mapping[str, Mapping[int, float]],
 ) -> list[dict[str, str | float]]:
-    """Each peak beside its formula, in GB: its states, the rest, and the largest of the rest.
+    """Each peak beside its formula, in GB: its states, the rest, what a node of eight sends, and the
+    largest of the rest.
 
     Args:
         peaks: by strategy, a step's measurement by the number of ranks.
         predicted_bytes: by strategy, bytes of states by the number of ranks.
     """
     return [
-        _peak_row(f"{name}, {ranks}", run, predicted_bytes[name][ranks])
+        _peak_row(f"{name}, {ranks}", run, predicted_bytes[name][ranks], ranks)
         for name, found in peaks.items()
         for ranks, run in found.items()
     ]
 
 
-def _peak_row(label: str, run: Measurement, formula_bytes: float) -> dict[str, str | float]:
+def _peak_row(
+    label: str, run: Measurement, formula_bytes: float, ranks: int
+) -> dict[str, str | float]:
     sizes = {str(category): size / GB for category, size in run.breakdown.items()}
     rest = {name: size for name, size in sizes.items() if name not in _STATES}
     largest = sorted(rest, key=lambda name: -rest[name])[:_MOST_NAMED]
@@ -72,6 +78,7 @@ def _peak_row(label: str, run: Measurement, formula_bytes: float) -> dict[str, s
         "peak": run.peak_bytes / GB,
         "states": sum(sizes.values()) - sum(rest.values()),
         "rest": sum(rest.values()),
+        "node sends": sent_by_node(run.traffic, ranks, GPUS_A_NODE) / GB,
         "in": run.peak_phase,
         "largest of the rest": ", ".join(f"{name} {rest[name]:.2f}" for name in largest),
     }
@@ -89,12 +96,12 @@ def draw_staircase(
     A diamond on a bar is what the formula says of its states.
 
     Args:
-        peaks: by strategy, a step's measurement by the number of ranks; at most five strategies.
+        peaks: by strategy, a step's measurement by the number of ranks; at most six strategies.
         predicted_bytes: by strategy, bytes of states by the number of ranks.
-        limits: memory of cards, such as "16GB", drawn as lines.
+        limits: cards, such as "A100-40GB"; a line stands where PyTorch says that a card ends.
 
     Raises:
-        ValueError: nothing to draw, more than five strategies, or a limit that is no size.
+        ValueError: nothing to draw, more than six strategies, or no such card.
     """
     if not any(peaks.values()) or len(peaks) > _MOST_SCHEMES:
         raise ValueError(f"A staircase shows 1 to {_MOST_SCHEMES} strategies; got {len(peaks)}.")
@@ -108,10 +115,11 @@ def draw_staircase(
             if ranks in (known := predicted_bytes.get(name, {})):
                 axes.plot(place, known[ranks] / GB, "D", color="black", mec="white", ms=7, zorder=4)
         for limit in limits:
-            size = parse_bytes(limit) / GB
+            size = device(limit).memory_bytes / GB
             axes.axhline(size, color="black", ls=":", lw=1.3)
             beside = axes.get_yaxis_transform()  # to the right of the frame
-            axes.text(1.01, size, f"{limit} card", transform=beside, va="center", fontsize=10)
+            says = f"{limit}\nshows {size:.1f} GB"
+            axes.text(1.01, size, says, transform=beside, va="center", fontsize=9)
         axes.set_xticks(
             places,
             [f"{name}\n{ranks} rank{'s' * (ranks > 1)}" for ranks, name, _ in shown],

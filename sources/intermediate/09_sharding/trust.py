@@ -8,7 +8,7 @@ from evidence.validation import foundry
 from utils.catalog import SUSTAINED, ModelShape
 from utils.checked import check_public
 from utils.memory.measurement import Measurement
-from utils.planner import Batch, estimate, framework
+from utils.planner import Batch, calibration, estimate, framework
 from utils.units import GB
 
 from .speed import (
@@ -81,10 +81,15 @@ def beside_published() -> list[Row]:
 
 
 def verdict_stretched(shape: ModelShape, batch: Batch) -> str:
-    """HSDP's speed over DDP's, each with as many at once as fit, by what links carry of their line rate."""
+    """HSDP's speed over DDP's, each with as many at once as fit, with links half and twice as fast."""
     lines = [
-        f"share of the line rate that the planner uses: {line_share(RATES_GB[0]):.2f} on InfiniBand, "
-        f"{line_share(RATES_GB[-1]):.2f} on TCP ({SUSTAINED['TCP'].source})"
+        f"of their line rate links carry, in the planner, {line_share(RATES_GB[0]):.2f} on InfiniBand "
+        f"and {line_share(RATES_GB[-1]):.2f} on TCP:",
+        *(
+            f"  {SUSTAINED[kind].share:g} on {kind} ({SUSTAINED[kind].source})"
+            for kind in ("InfiniBand", "TCP")
+        ),
+        f"  and of that {calibration.BESIDE_TRAINING:g} inside a training step (fitted on published runs)",
     ]
     for label, schemes in (("bf16", SCHEMES), ("fp32", FP32_GRADIENTS)):
         ddp, hsdp = (largest(shape, batch, schemes[name]) for name in FP32_GRADIENTS)
@@ -95,7 +100,7 @@ def verdict_stretched(shape: ModelShape, batch: Batch) -> str:
                 for gb in RATES_GB
             )
             lines.append(
-                f"HSDP over DDP, gradients in {label}, share x {factor:g}: {', '.join(gains)} (predicted)"
+                f"HSDP over DDP, gradients in {label}, links x {factor:g}: {', '.join(gains)} (predicted)"
             )
     return "\n".join(lines)
 
@@ -106,7 +111,7 @@ def seven_billion(batch: Batch) -> str:
         f"{name} {peak_gb(SEVEN, batch, SCHEMES[name].plan(1, 'full')):.1f} GB"
         for name in ("DDP", "HSDP 8 x 8", "FSDP2")
     )
-    return f"7B, one sequence at once, recomputed: {', '.join(peaks)} (predicted)"
+    return f"7B, {SEVEN.parameter_count / 1e9:.2f} billion parameters, one sequence at once, recomputed: {', '.join(peaks)} (predicted)"
 
 
 __all__ = ["beside_published", "beside_simulation", "seven_billion", "verdict_stretched"]

@@ -149,19 +149,20 @@ def draw_verdict(
 
     Args:
         cost: by scheme, GB that a node sends in a step, and GB of one GPU at its peak.
-        speeds: by scheme, tokens per second of a GPU at each rate.
+        speeds: by label, tokens per second of a GPU at each rate; schemes in the same order.
         rates_gb: that a node sends to others in a second.
         titles: of both panels.
     """
     with course_style():
         figure = Figure(figsize=(12, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for number, (name, (sent, peak)) in enumerate(cost.items()):
+        lines = zip(cost.items(), speeds.items(), strict=True)
+        for number, ((name, (sent, peak)), (label, rates)) in enumerate(lines):
             left.plot(sent, peak, _MARKERS[number], ms=10, label=name)
             up = 7 if number in (1, 3) else -16  # ZeRO-1 and 3 lie above and right of a neighbour
             left.annotate(name, (sent, peak), (7, up), textcoords="offset points", fontsize=10)
-            look = {"marker": _MARKERS[number], "ls": _LINES[number], "ms": 6, "label": name}
-            right.plot(rates_gb, [each / 1000 for each in speeds[name]], **look)
+            look = {"marker": _MARKERS[number], "ls": _LINES[number], "ms": 6, "label": label}
+            right.plot(rates_gb, [each / 1000 for each in rates], **look)
         left.set(xlabel="a node sends in a step (GB)", ylabel="peak of one GPU (GB)")
         left.set(xlim=(0, 1.25 * max(sent for sent, _ in cost.values())))
         left.set_ylim(0, 1.15 * max(peak for _, peak in cost.values()))

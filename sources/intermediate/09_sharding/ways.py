@@ -10,12 +10,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.memory import measure, reachable_storages
+from utils.memory.events import Category
 from utils.memory.measurement import Measurement
+from utils.memory.observer import note_storages
 from utils.models import Transformer, TransformerConfig
+from utils.shims.ddp import bucket_bytes
+from utils.shims.fsdp import sums_in_the_node
 from utils.simulation import simulate
 from utils.techniques.zero import note_states, resident
 from utils.traffic.collectives import Traffic
@@ -105,7 +110,10 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
 
     def states() -> Sizes:
         whole = reachable_storages(model=way.model, optimizer=way.optimizer)
-        return by_kind(resident(way.model) if is_zero else whole)
+        held = by_kind(resident(way.model) if is_zero else whole)
+        if isinstance(way.model, DistributedDataParallel):  # its C++ reducer keeps them
+            held["bucket", "float32"] = sum(bucket_bytes(way.model))
+        return held
 
     def step() -> None:
         loss = loss_of(way.model, 0)  # one batch for all steps: its loss falls each time
@@ -146,7 +154,10 @@ def simulated(
     sequences: int = MICRO_BATCH,
     length: int = 2048,
 ) -> Measurement:
-    """A step of several micro-batches on the first of so many simulated A100 of 40 GB."""
+    """A step of several micro-batches on the first of so many simulated A100 of 40 GB.
+
+    HSDP sends between nodes after the last one.
+    """
     made: list[Way] = []
 
     def build_model() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -157,9 +168,13 @@ def simulated(
     def step(*_: object) -> None:
         way = made[0]
         for number in range(micro_batches):
+            if isinstance(way.model, FSDPModule):
+                way.model.set_requires_all_reduce(number == micro_batches - 1)
             way.backward(loss_of(way.model, number, sequences, length))
             if _is_zero(way):
                 note_states(way.model)
+            elif isinstance(way.model, FSDPModule):
+                note_storages(Category.GRADIENTS, sums_in_the_node(way.model))
             if _is_zero(way) or number == micro_batches - 1:
                 way.update()  # DeepSpeed counts micro-batches itself
 
@@ -203,6 +218,20 @@ def ring_bytes(rows: Iterable[Traffic], ranks: int) -> Sizes:
 def gradient_bytes(rows: Iterable[Traffic], ranks: int) -> int:
     """Of what `ring_bytes` counts, all but gathered parameters."""
     return sum(size for (kind, _), size in ring_bytes(rows, ranks).items() if kind != "all-gather")
+
+
+def sent_by_node(rows: Iterable[Traffic], ranks: int, gpus: int) -> int:
+    """Bytes that a node of so many GPUs sends to other nodes in a step, from one rank's calls.
+
+    A ring over all ranks leaves a node once. HSDP's rings over nodes are as many as a node has GPUs.
+    """
+    if ranks <= gpus:
+        return 0
+    step = [row for row in rows if not row.at_startup]
+    across = [row for row in step if row.axis.endswith("replicate")]
+    if across:
+        return gpus * sum(ring_bytes(across, ranks // gpus).values())
+    return sum(ring_bytes(step, ranks).values())
 
 
 def apart_from(whole: Sequence[Any], parts: Sequence[Sequence[Any]]) -> float:
