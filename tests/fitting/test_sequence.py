@@ -11,7 +11,14 @@ import transformers as hf
 from sequence_cases import CONFIGS, LENGTH, Apart, Case, config_of, on_a_rank, run_step
 
 from utils.fitting import Recipe, Trials, building, fitted, model_config
-from utils.fitting.sequence_rules import PROVED
+from utils.fitting import seconds as predicted
+from utils.fitting.cures import candidates
+from utils.fitting.seconds import exchanged_bytes, predicted_seconds, shape_of
+from utils.fitting.sequence_program import share_heads
+from utils.fitting.sequence_rules import PROVED, most_cards
+from utils.fitting.sharing import not_simulated
+from utils.planner import Cluster
+from utils.planner.step_time.collectives import Group, all_to_all_seconds
 from utils.ranks import run_ranks
 from utils.simulation import simulate
 
@@ -139,9 +146,9 @@ def test_what_depends_on_more_than_a_cards_tokens_is_refused(
 
 def test_a_window_is_refused_by_the_program_too() -> None:
     """Whoever puts another model into the script gets an error, not another loss."""
-    model = hf.AutoModelForCausalLM.from_config(config_of("mistral", sliding_window=8))
 
     def build() -> tuple[Any, Any]:
+        model = hf.AutoModelForCausalLM.from_config(config_of("mistral", sliding_window=8))
         share_heads(model, 2)
         return model, None
 
@@ -197,7 +204,6 @@ def test_the_cure_takes_the_most_cards_that_divide_and_counts_the_seconds_of_all
     recipe = MIXED.but(tokens=256, micro_batch=2)
     cures = [c for c in candidates(small.config, recipe, 2) if "cards" in c.changes]
     states, texts = (small.tried(recipe, [c]) for c in cures)
-    before, after = (one.verdict(recipe).seconds for one in (small,)), texts.verdict.seconds
-    asked = next(before)
+    asked, after = small.verdict(recipe).seconds, texts.verdict.seconds
     assert asked and after and texts.added_seconds == pytest.approx(2 * after[1] - asked[1])
     assert not fitted._gains(texts, [states, texts]), "a short text saves next to nothing"
