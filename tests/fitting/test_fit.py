@@ -118,7 +118,7 @@ def test_what_was_left_out_is_said(tiny: Path) -> None:
     config = model_config(tiny)
     said = not_simulated(config, asked, 2)
     assert "bnb_4bit_quant_storage" in said["FSDP2 over 2 cards"]
-    assert said["one sequence over 2 cards"].startswith("it is FSDP2's")
+    assert said["one sequence over 2 cards"].startswith("it shares states by FSDP2")
     assert not not_simulated(config, asked, 1) and not not_simulated(config, BASE, 2)
     names = {cure.name for cure in candidates(model_config(tiny), BASE, 2)}
     assert "FSDP2 over 2 cards" in names, "there it is tried"

@@ -85,7 +85,7 @@ def _not_shardable(recipe: Recipe) -> str:
 
 def _not_shareable(config: PreTrainedConfig, recipe: Recipe, cards: int) -> str:
     if _not_shardable(recipe):
-        return "it is FSDP2's, which is not simulated here"
+        return "it shares states by FSDP2, which is not simulated for this recipe"
     if recipe.precision == "fp16-mixed":
         return "not simulated in fp16"
     if why := obstacle(config):
