@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sequence_cases import CONFIGS, LENGTH, Apart, Case, config_of, on_a_rank, r
 
 from utils.fitting import Recipe, Trials, building, fitted, model_config
 from utils.fitting import seconds as predicted
-from utils.fitting.cures import candidates
+from utils.fitting.cures import candidates, checkpointing_of
 from utils.fitting.seconds import exchanged_bytes, predicted_seconds, shape_of
 from utils.fitting.sequence_program import share_heads
 from utils.fitting.sequence_rules import PROVED, most_cards
@@ -190,6 +191,26 @@ def test_exchanges_take_the_place_of_the_planners_gathers(monkeypatch: pytest.Mo
     heads = 32 + 8 + 8 + 32
     exchanged = 3 * 32 * all_to_all_seconds(cluster, Group(8), heads * own)
     assert without and asked[1] - without[1] == pytest.approx(exchanged, rel=1e-6)
+
+
+def test_more_cards_are_no_answer_where_others_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials("small", config_of("qwen2", max_position_embeddings=4096), "H100")
+    recipe = MIXED.but(tokens=4096, micro_batch=8)
+    texts = next(c for c in candidates(trials.config, recipe, 2) if "sequence_cards" in c.changes)
+    both = [trials.tried(recipe, [cure]) for cure in (texts, checkpointing_of(1))]
+    assert all(single.gains for single in both)
+    needed = sorted(single.verdict.needed_bytes for single in both)
+
+    def chosen(room: float) -> str:
+        smaller = {r: replace(v, usable_bytes=int(room)) for r, v in trials.found.items()}
+        on_it = Trials("small", trials.config, "H100", smaller)
+        again = [on_it.tried(recipe, single.cures) for single in both]
+        monkeypatch.setattr(fitted, "usable_bytes", lambda card: int(room))
+        found = fitted._together(on_it, recipe, again)
+        return found.name if found else ""
+
+    assert chosen(1.2 * needed[1]) == "checkpointing of all blocks"
+    assert texts.name in chosen(1.2 * needed[0])
 
 
 def test_the_cure_takes_the_most_cards_that_divide_and_counts_the_seconds_of_all() -> None:

@@ -247,6 +247,23 @@ def _compatible(cures: Sequence[Cure]) -> bool:
 
 
 def _together(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
+    """What is quickest and enough; of more cards than asked for a text only where nothing else is.
+
+    Such a text takes next to no time beside its cards, and would else be the answer to every recipe.
+    """
+    own = [single for single in gains if not _takes_more_cards(single, recipe)]
+    found = _quickest(trials, recipe, own)
+    if len(own) == len(gains) or (found and _is_safe(found)):
+        return found
+    return _quickest(trials, recipe, gains)
+
+
+def _takes_more_cards(single: Tried, recipe: Recipe) -> bool:
+    changes = single.cures[0].changes
+    return "sequence_cards" in changes and changes["cards"] > recipe.cards
+
+
+def _quickest(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
     """The quicker of two: the quickest cure that is enough by itself, and what `_added_up` finds."""
     several = _added_up(trials, recipe, gains)
     enough = [single for single in gains if _is_safe(single)]
