@@ -135,23 +135,21 @@ class Recipe:
             )
 
     def _check_sequence(self) -> None:
-        if self.sequence_cards == 1:
-            return
-        if self.cards % self.sequence_cards:
+        shared = self.sequence_cards
+        if self.cards % shared:
             raise ValueError(
-                f"recipe: {self.cards} card(s) are no whole groups of sequence_cards={self.sequence_cards}. "
-                f"Set cards={self.sequence_cards}, or a multiple of it."
+                f"recipe: {self.cards} card(s) are no whole groups of sequence_cards={shared}. "
+                f"Set cards={shared}, or a multiple of it."
             )
-        if self.tokens % self.sequence_cards:
-            least = -(-self.tokens // self.sequence_cards) * self.sequence_cards
+        if self.tokens % shared:
             raise ValueError(
-                f"recipe: {self.tokens:,} tokens are no equal parts for sequence_cards="
-                f"{self.sequence_cards}. Set tokens={least}."
+                f"recipe: {self.tokens:,} tokens are no equal parts for sequence_cards={shared}. "
+                f"Set tokens={-(-self.tokens // shared) * shared}."
             )
-        if self.precision == "fp16-mixed":
+        if shared > 1 and self.precision == "fp16-mixed":
             raise ValueError(
-                "recipe: a text over several cards adds up its loss, which 16 bits with five for the "
-                "exponent may not hold. Choose precision='bf16-mixed' or sequence_cards=1."
+                "recipe: a text over several cards adds up its loss, which fp16 may not hold. Choose "
+                "precision='bf16-mixed' or sequence_cards=1."
             )
 
     @property
