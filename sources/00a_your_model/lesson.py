@@ -62,7 +62,8 @@ print("Methods:", "; ".join(f"{name}: {what}" for name, what in METHODS.items())
 # PyTorch's *allocator* takes blocks from the card and hands tensors out of them; parts that no tensor fills are its *gaps*. The
 # verdict compares what the allocator takes with the *room* that the card leaves it: all of its memory but what CUDA needs for
 # itself. Nothing else may use the card: `nvidia-smi` shows what does. The recipe asks for one card; `cards=2` also asks what a
-# second would change. Attention is the kernel that transformers chooses, here SDPA's flash kernel.
+# second would change: it shares the states, and of long texts ([18](advanced/18_long_contexts.ipynb)) the tokens. Attention is
+# the kernel that transformers chooses, here SDPA's flash kernel.
 #
 # Two things overrun the room in the figure. Memory climbs through forward, because backward needs each layer's *activations*:
 # that alone crosses the dashed line. On top comes a short peak, which the right panel widens: the loss makes copies of the logits

@@ -7,8 +7,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from utils.checked import check_public
-from utils.fitting.cures import PACKED, Cure, candidates
+from utils.fitting.cures import PACKED, candidates
 from utils.fitting.seconds import predicted_seconds
+from utils.fitting.tried import Cure
 from utils.fitting.verdict import MARGIN
 from utils.units import Category
 

@@ -11,7 +11,9 @@ import pytest
 from utils.catalog import device
 from utils.fitting import Fit, Recipe, Trials, building, fit_model, fitted, model_config
 from utils.fitting.answer import lesser, ranked, rows, small
-from utils.fitting.cures import added, candidates, checkpointing_of, not_simulated
+from utils.fitting.cures import candidates, checkpointing_of
+from utils.fitting.sharing import not_simulated
+from utils.fitting.tried import added
 from utils.memory.measurement import Measurement
 from utils.simulation import SimulationError
 
@@ -113,8 +115,11 @@ def test_shorter_texts_are_tried_until_one_fits(
 
 def test_what_was_left_out_is_said(tiny: Path) -> None:
     asked = BASE.but(method="qlora")
-    assert "bnb_4bit_quant_storage" in not_simulated(asked, 2)["FSDP2 over 2 cards"]
-    assert not not_simulated(asked, 1) and not not_simulated(BASE, 2)
+    config = model_config(tiny)
+    said = not_simulated(config, asked, 2)
+    assert "bnb_4bit_quant_storage" in said["FSDP2 over 2 cards"]
+    assert said["one sequence over 2 cards"].startswith("it shares states by FSDP2")
+    assert not not_simulated(config, asked, 1) and not not_simulated(config, BASE, 2)
     names = {cure.name for cure in candidates(model_config(tiny), BASE, 2)}
     assert "FSDP2 over 2 cards" in names, "there it is tried"
 

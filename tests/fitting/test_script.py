@@ -41,6 +41,10 @@ RECIPES = {
     "step in backward": BASE.but(step_in_backward=True, optimizer="sgd"),
     "states on the host": BASE.but(offload_states=True),
 }
+SHARED = {
+    "text shared": BASE.but(cards=2, sequence_cards=2),
+    "text shared, chunked": BASE.but(cards=4, sequence_cards=2, method="lora", loss="chunked"),
+}
 
 
 @functools.cache
@@ -123,6 +127,22 @@ def test_two_processes_train_as_one_that_has_both_texts(
         line.partition("step ")[1] + line.partition("step ")[2] for line in done.splitlines()
     )
     assert losses_of(said) == pytest.approx(losses_here(BASE, tiny, ranks=2), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"loss": "chunked", "accumulation": 2}, marks=pytest.mark.slow)]
+)
+def test_two_processes_that_share_each_text_train_as_one_that_has_it(
+    changes: dict[str, Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = BASE.but(**changes)
+    file = written(tmp_path, alone.but(cards=2, sequence_cards=2, checkpointing=1), tiny)
+    monkeypatch.chdir(tmp_path)
+    done = run_torchrun(file, 2, tiny / "texts.txt", tiny, STEPS, timeout_seconds=300)
+    said = "\n".join("".join(line.partition("step ")[1:]) for line in done.splitlines())
+    assert losses_of(said) == pytest.approx(losses_here(alone, tiny), abs=1e-4)
+    saved = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    assert saved.config._attn_implementation == "sdpa", "it is loaded where no cards are"
 
 
 def test_a_text_that_is_too_short_and_too_many_processes_end_in_a_sentence(
@@ -231,9 +251,10 @@ def test_the_head_of_the_file_says_how_to_install_and_start_it(tiny: Path, tmp_p
     assert "nproc-per-node 4" in launch_line(BASE.but(cards=4))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", RECIPES | SHARED)
 def test_the_file_has_no_part_that_it_does_not_use(name: str, tiny: Path, tmp_path: Path) -> None:
-    text = written(tmp_path, RECIPES[name], tiny).read_text()
+    recipe = (RECIPES | SHARED)[name]
+    text = written(tmp_path, recipe, tiny).read_text()
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", tmp_path],
         capture_output=True, text=True,
@@ -241,7 +262,8 @@ def test_the_file_has_no_part_that_it_does_not_use(name: str, tiny: Path, tmp_pa
     assert done.returncode == 0, done.stdout
     defined = {line.split("(")[0][4:] for line in text.splitlines() if line.startswith("def ")}
     assert all(text.count(name) > 1 for name in defined), "each function is called"
-    assert ("torch.distributed" in text) == RECIPES[name].is_sharded
+    assert ("torch.distributed" in text) == recipe.is_sharded
+    assert ("rank // 2, ranks // 2)" in text) == (recipe.sequence_cards == 2)
 
 
 def test_the_command_answers_by_exit_code_and_json(

@@ -117,11 +117,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--step-in-backward", action="store_true", help="update each weight as its gradient comes")
     add("--cards", type=int, default=default.cards, help="how many share the states (FSDP2)")
     add(
+        "--sequence-cards",
+        type=int,
+        default=default.sequence_cards,
+        help="how many of them share the tokens of each text (Ulysses)",
+    )
+    add(
         "--over",
         type=int,
         default=2,
         metavar="CARDS",
-        help="over how many FSDP2 is tried as a cure",
+        help="over how many cards states, and the tokens of each text, are tried as cures",
     )
     add("--no-cures", dest="cures", action="store_false", help="the verdict alone")
     add("--json", action="store_true", help="plain data, bytes and seconds as numbers")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from utils.fitting.cures import Tried
 from utils.fitting.fitted import Fit
+from utils.fitting.tried import Tried
 from utils.fitting.verdict import FitVerdict
 from utils.units import format_bytes
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from utils.fitting import program
+from utils.fitting import program, sequence_program
 from utils.fitting.recipe import Recipe
+from utils.fitting.sequence_rules import check_sequence
 from utils.shims.transformers import never_packed
 from utils.techniques.bitsandbytes_import import bitsandbytes_library
 
@@ -99,8 +100,12 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         recipe: How it is trained.
 
     Raises:
-        ValueError: this PyTorch has no chunked loss, or a text is longer than the model's positions.
+        ValueError: this PyTorch has no chunked loss, a text is longer than the model's positions, or
+            cards cannot share it.
     """
+    check_sequence(config, recipe)
+    if shared := recipe.sequence_cards > 1:
+        config = copy.deepcopy(config)  # the model writes its kind of attention there
     model: Any = auto.from_config(config, dtype=DTYPES[recipe.weights])  # type: ignore[attr-defined]
     model.config.use_cache = False
     _check_positions(model, auto.__name__, recipe.tokens)
@@ -112,12 +117,16 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         program.checkpoint_blocks(model, recipe.checkpointing, recipe.spared)
     if recipe.loss == "chunked":
         _check_has_chunked_loss()
-        program.chunk_loss(model)
+        (sequence_program.chunk_own_loss if shared else program.chunk_loss)(model)
+    if shared:
+        sequence_program.share_heads(model, recipe.sequence_cards)
     if recipe.is_frozen:
         model = program.add_adapters(model, recipe.rank, recipe.targets)
     if recipe.is_sharded:
         gathered = DTYPES[recipe.autocast] if recipe.autocast else None
         program.shard(model, gathered, recipe.offload_states)
+    if shared:
+        sequence_program.share_tokens(model, recipe.sequence_cards)
     if recipe.autocast:
         program.autocast_forward(model, "cuda", DTYPES[recipe.autocast])
     model.train()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from utils.fitting.model_configs import auto_class
 from utils.fitting.recipe import Recipe
-from utils.units import GIB, MIB, format_bytes, format_seconds
+from utils.fitting.sharing import shared_states, shared_texts
+from utils.fitting.tried import Cure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from utils.fitting.verdict import FitVerdict
-
-NOTICED_SECONDS = 0.01  # less than this is below what predictions tell apart
 LEAST_TOKENS = 256  # shorter texts are not tried
-GAINS_BYTES = GIB // 100  # a saving below this is none: it would be printed as 0.00 GiB
 CAUSAL = "AutoModelForCausalLM"
 # AdamW of bitsandbytes by the recipe's name: in words, its class, what it costs.
 PACKED = {
@@ -41,90 +37,13 @@ OFFLOAD_COSTS = (
 )
 
 
-@dataclass(frozen=True)
-class Cure:
-    """A change of a recipe.
-
-    Attributes:
-        name: In a few words.
-        changes: Fields of the recipe, and what they become.
-        line: The line of code, with the names that the script has.
-        costs: What it costs beside time.
-    """
-
-    name: str
-    changes: Mapping[str, Any]
-    line: str
-    costs: str
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One cure, or several together, simulated.
-
-    Attributes:
-        cures: What was changed.
-        verdict: What the step needs then.
-        saved_bytes: How much less it takes from the card than before.
-        added_seconds: How much longer a step is predicted to take; None where that is not known.
-    """
-
-    cures: tuple[Cure, ...]
-    verdict: FitVerdict
-    saved_bytes: int
-    added_seconds: float | None
-
-    @property
-    def name(self) -> str:
-        return " + ".join(cure.name for cure in self.cures)
-
-    @property
-    def gains(self) -> bool:
-        """Whether it saves anything here."""
-        return self.saved_bytes >= GAINS_BYTES
-
-    @property
-    def seconds_per_gib(self) -> float:
-        """By what cures are sorted: those of unknown time come last."""
-        if self.added_seconds is None:
-            return float("inf")
-        return self.added_seconds / (self.saved_bytes / GIB)
-
-    def row(self) -> dict[str, str]:
-        """As a row of a table."""
-        costs = [cure.costs for cure in self.cures]
-        host_bytes = self.verdict.measurement.host_bytes or 0
-        if host_bytes >= MIB:
-            costs.append(f"{format_bytes(host_bytes)} of tensors on the host")
-        return {
-            "cure": self.name,
-            "needed": format_bytes(self.verdict.needed_bytes),
-            "saved": format_bytes(self.saved_bytes),
-            "added a step": added(self.added_seconds),
-            **self.verdict.times,
-            "fits": self.verdict.word,
-            "costs": "; ".join(costs),
-            "line": "; ".join(cure.line for cure in self.cures),
-        }
-
-
-def added(seconds: float | None) -> str:
-    """Predicted seconds in words: what no formula has a term for is no zero."""
-    if seconds is None:
-        return "not known"
-    if seconds == 0:
-        return "not modelled"
-    if abs(seconds) < NOTICED_SECONDS:
-        return f"under {format_seconds(NOTICED_SECONDS)}"
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
-
-
 def candidates(config: PreTrainedConfig, recipe: Recipe, cards: int = 2) -> Iterator[Cure]:
     """The changes that can be tried on a recipe, cheap ones first."""
     yield from _batch(recipe)
     yield from _activations(config, recipe)
     yield from _states(recipe)
-    yield from _sharing(recipe, cards)
+    yield from shared_states(recipe, cards)
+    yield from shared_texts(config, recipe, cards)
 
 
 def shorter(recipe: Recipe) -> Iterator[Cure]:
@@ -138,21 +57,6 @@ def shorter(recipe: Recipe) -> Iterator[Cure]:
             "shorter texts: another step",
         )
         tokens //= 2
-
-
-def not_simulated(recipe: Recipe, cards: int) -> dict[str, str]:
-    """What is left out for this recipe, and why, by the names of `candidates`."""
-    if recipe.cards > 1 or cards < 2:
-        return {}
-    name = f"FSDP2 over {cards} cards"
-    if recipe.method == "qlora":
-        return {
-            name: "not simulated for weights in four bits. FSDP can share them where "
-            "bnb_4bit_quant_storage is the type of the other weights; try method='lora' here"
-        }
-    if recipe.step_in_backward:
-        return {name: "not simulated together with the step in backward"}
-    return {}
 
 
 def _batch(recipe: Recipe) -> Iterator[Cure]:
@@ -250,33 +154,3 @@ def _states(recipe: Recipe) -> Iterator[Cure]:
             "from_pretrained(SOURCE, quantization_config=FOUR_BITS)",
             "rounded weights; merging needs 16 bits",
         )
-
-
-def _sharing(recipe: Recipe, cards: int) -> Iterator[Cure]:
-    shardable = recipe.method != "qlora" and not recipe.step_in_backward
-    if shardable and _leaves_to_the_host(recipe):
-        yield Cure(
-            "states to the host (FSDP2)",
-            {"offload_states": True},
-            f"shard(model{_gathered(recipe)}, offload=True), or CPUOffloadPolicy() for each fully_shard",
-            "weights cross PCIe in each pass; the CPU steps, in pinned memory",
-        )
-    if recipe.cards == 1 and cards > 1 and shardable:
-        yield Cure(
-            f"FSDP2 over {cards} cards",
-            {"cards": cards},
-            f"shard(model{_gathered(recipe)}), under torchrun --nproc-per-node {cards}",
-            f"{cards} cards; weights cross their link in each pass",
-        )
-
-
-def _gathered(recipe: Recipe) -> str:
-    """The second argument of the script's `shard`, as it is written."""
-    names = {"bf16": ", torch.bfloat16", "fp16": ", torch.float16"}
-    return names[recipe.autocast] if recipe.autocast else ""
-
-
-def _leaves_to_the_host(recipe: Recipe) -> bool:
-    """Whether FSDP2 can keep the states there, and does not yet."""
-    is_fit = recipe.precision != "fp16-mixed" and not recipe.needs_bitsandbytes
-    return is_fit and not recipe.offload_states

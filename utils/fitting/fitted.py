@@ -12,19 +12,14 @@ from tqdm.auto import tqdm
 
 from utils.catalog import device
 from utils.fitting import building
-from utils.fitting.cures import (
-    Cure,
-    Tried,
-    candidates,
-    checkpointing_of,
-    not_simulated,
-    shorter,
-)
+from utils.fitting.cures import candidates, checkpointing_of, shorter
 from utils.fitting.inputs import left_out
 from utils.fitting.model_configs import auto_class, model_config
 from utils.fitting.recipe import Recipe
 from utils.fitting.seconds import predicted_seconds
+from utils.fitting.sharing import not_simulated
 from utils.fitting.simulated import simulated_step
+from utils.fitting.tried import GAINS_BYTES, Cure, Tried
 from utils.fitting.verdict import FitVerdict, usable_bytes
 from utils.memory.measurement import Measurement
 from utils.simulation import SimulationError
@@ -81,11 +76,14 @@ class Trials:
 
     def tried(self, recipe: Recipe, cures: Sequence[Cure]) -> Tried:
         """Cures together on a recipe. Raises ValueError where they contradict each other."""
-        before = self.verdict(recipe)
+        before, as_asked = self.verdict(recipe), recipe
         for cure in cures:
             recipe = recipe.but(**cure.changes)
         after = self.verdict(recipe)
-        added = after.seconds[1] - before.seconds[1] if after.seconds and before.seconds else None
+        added = None
+        if after.seconds and before.seconds:
+            more_cards = recipe.sequence_cards / as_asked.sequence_cards
+            added = more_cards * after.seconds[1] - before.seconds[1]
         saved = before.needed_bytes - after.needed_bytes
         return Tried(tuple(cures), after, saved, added)
 
@@ -185,12 +183,13 @@ def fit_model(
     if not cures:
         return Fit(verdict, trials=trials)
     tried, refused = _singles(trials, recipe, cards)
-    gains = sorted((t for t in tried if t.gains), key=lambda t: (t.seconds_per_gib, -t.saved_bytes))
+    gaining = [single for single in tried if _gains(single, tried)]
+    gains = sorted(gaining, key=lambda t: (t.seconds_per_gib, -t.saved_bytes))
     is_safe = verdict.fits and not verdict.is_close
     return Fit(
         verdict=verdict,
         cures=tuple(gains),
-        without_gain=tuple(t for t in tried if not t.gains),
+        without_gain=tuple(t for t in tried if t not in gaining),
         refused=refused,
         together=None if is_safe else _together(trials, recipe, gains),
         pair=_best_pair(trials, recipe, gains),
@@ -212,7 +211,14 @@ def _singles(trials: Trials, recipe: Recipe, cards: int) -> tuple[list[Tried], d
             tried.append(trials.tried(recipe, [cure]))
         except NOT_TRIED as error:
             refused[cure.name] = str(error).splitlines()[0]
-    return tried, refused | not_simulated(recipe, cards)
+    return tried, refused | not_simulated(trials.config, recipe, cards)
+
+
+def _gains(single: Tried, tried: Sequence[Tried]) -> bool:
+    """Whether it saves something, and a text over several cards more than the states over them alone."""
+    fewer = {name: n for name, n in single.cures[0].changes.items() if name != "sequence_cards"}
+    alone = [t.saved_bytes for t in tried if t is not single and t.cures[0].changes == fewer]
+    return single.gains and all(single.saved_bytes - saved >= GAINS_BYTES for saved in alone)
 
 
 def _usual(trials: Trials, recipe: Recipe, tried: Sequence[Tried]) -> Tried | None:
@@ -241,6 +247,23 @@ def _compatible(cures: Sequence[Cure]) -> bool:
 
 
 def _together(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
+    """What is quickest and enough; of more cards than asked for a text only where nothing else is.
+
+    Such a text takes next to no time beside its cards, and would else be the answer to every recipe.
+    """
+    own = [single for single in gains if not _takes_more_cards(single, recipe)]
+    found = _quickest(trials, recipe, own)
+    if len(own) == len(gains) or (found and _is_safe(found)):
+        return found
+    return _quickest(trials, recipe, gains)
+
+
+def _takes_more_cards(single: Tried, recipe: Recipe) -> bool:
+    changes = single.cures[0].changes
+    return "sequence_cards" in changes and changes["cards"] > recipe.cards
+
+
+def _quickest(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
     """The quicker of two: the quickest cure that is enough by itself, and what `_added_up` finds."""
     several = _added_up(trials, recipe, gains)
     enough = [single for single in gains if _is_safe(single)]

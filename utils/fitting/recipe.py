@@ -55,6 +55,8 @@ class Recipe:
             CPU computes the optimizer's step (FSDP2's CPUOffloadPolicy), also of one card.
         step_in_backward: Each weight is updated as soon as its gradient is there, which then goes.
         cards: How many GPUs share parameters, gradients and optimizer states (FSDP2).
+        sequence_cards: How many of them share the tokens of each text too (DeepSpeed-Ulysses); `tokens`
+            are then those of all of them together.
     """
 
     method: str = "lora"
@@ -72,6 +74,7 @@ class Recipe:
     offload_states: bool = False
     step_in_backward: bool = False
     cards: int = 1
+    sequence_cards: int = 1
 
     def __post_init__(self) -> None:
         """Raises ValueError with the choice that would do."""
@@ -79,7 +82,8 @@ class Recipe:
         one_of("precision", self.precision, tuple(PRECISIONS))
         one_of("optimizer", self.optimizer, tuple(OPTIMIZERS))
         one_of("loss", self.loss, tuple(LOSSES))
-        keep_whole(self, "recipe", "rank", "tokens", "micro_batch", "accumulation", "cards")
+        keep_whole(self, "recipe", "rank", "tokens", "micro_batch", "accumulation")
+        keep_whole(self, "recipe", "cards", "sequence_cards")
         keep_whole(self, "recipe", "checkpointing", "spared", least=0)
         most = {"tokens": LONGEST_TOKENS, "micro_batch": 4096, "cards": MOST_CARDS}
         for name, limit in most.items():
@@ -111,6 +115,7 @@ class Recipe:
                 "method='lora' for several cards, or one card with method='qlora'."
             )
         self._check_offload()
+        self._check_sequence()
         if self.precision == "fp32" and self.method == "qlora":
             raise ValueError("recipe: qlora computes in 16 bits. Choose precision='bf16-mixed'.")
 
@@ -129,6 +134,24 @@ class Recipe:
                 "step_in_backward=False and precision='bf16-mixed' or 'fp32'."
             )
 
+    def _check_sequence(self) -> None:
+        shared = self.sequence_cards
+        if self.cards % shared:
+            raise ValueError(
+                f"recipe: {self.cards} card(s) are no whole groups of sequence_cards={shared}. "
+                f"Set cards={shared}, or a multiple of it."
+            )
+        if self.tokens % shared:
+            raise ValueError(
+                f"recipe: {self.tokens:,} tokens are no equal parts for sequence_cards={shared}. "
+                f"Set tokens={-(-self.tokens // shared) * shared}."
+            )
+        if shared > 1 and self.precision == "fp16-mixed":
+            raise ValueError(
+                "recipe: a text over several cards adds up its loss, which fp16 may not hold. Choose "
+                "precision='bf16-mixed' or sequence_cards=1."
+            )
+
     @property
     def is_sharded(self) -> bool:
         """Whether FSDP2 holds the model, on several cards or for its offload."""
@@ -137,7 +160,12 @@ class Recipe:
     @property
     def step_tokens(self) -> int:
         """Of one optimizer step, on all cards."""
-        return self.tokens * self.micro_batch * self.accumulation * self.cards
+        return self.tokens * self.micro_batch * self.accumulation * self.texts_at_once
+
+    @property
+    def texts_at_once(self) -> int:
+        """Groups of cards that have a text of their own."""
+        return self.cards // self.sequence_cards
 
     @property
     def recomputed_share(self) -> float:
@@ -199,6 +227,7 @@ class Recipe:
                 ("states on the host", self.offload_states),
                 ("step in backward", self.step_in_backward),
                 (f"FSDP2 over {self.cards} cards", self.cards > 1),
+                (f"each text over {self.sequence_cards} of them", self.sequence_cards > 1),
             )
             if on
         ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
-from utils.fitting import program, script_run
+from utils.fitting import program, script_run, sequence_program
 from utils.fitting.cures import PACKED
 from utils.fitting.recipe import Recipe
 from utils.fitting.verdict import FitVerdict
@@ -191,9 +191,19 @@ def _parts(recipe: Recipe) -> Iterator[Callable[..., Any]]:
         yield program.step_in_backward
     if recipe.offload_activations:
         yield program.on_the_host
-    if recipe.loss == "chunked":
+    if recipe.loss == "chunked" and recipe.sequence_cards == 1:
         yield program.chunk_loss
+    if recipe.sequence_cards > 1:
+        yield from _shared_parts(recipe)
     yield program.scaled_train_step if _is_scaled(recipe) else program.train_step
+
+
+def _shared_parts(recipe: Recipe) -> Iterator[Callable[..., Any]]:
+    yield sequence_program.Exchange
+    yield sequence_program.share_heads
+    if recipe.loss == "chunked":
+        yield sequence_program.chunk_own_loss
+    yield sequence_program.share_tokens
 
 
 def _is_scaled(recipe: Recipe) -> bool:
@@ -216,13 +226,17 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
         spared = f", spared={recipe.spared}" if recipe.spared else ""
         yield f"    checkpoint_blocks(model, every={recipe.checkpointing}{spared})"
     if recipe.loss == "chunked":
-        yield "    chunk_loss(model)"
+        yield f"    {'chunk_own_loss' if recipe.sequence_cards > 1 else 'chunk_loss'}(model)"
+    if recipe.sequence_cards > 1:
+        yield f"    share_heads(model, {recipe.sequence_cards})"
     if recipe.is_frozen:
         targets = recipe.targets if isinstance(recipe.targets, str) else list(recipe.targets)
         yield f"    model = add_adapters(model, rank={recipe.rank}, targets={targets!r})"
     if recipe.is_sharded:
         gathered = f", {weights[recipe.autocast]}" if recipe.autocast else ""
         yield f"    shard(model{gathered}{', offload=True' * recipe.offload_states})"
+    if recipe.sequence_cards > 1:
+        yield f"    share_tokens(model, {recipe.sequence_cards})"
     if recipe.autocast:
         yield f"    autocast_forward(model, device.partition(':')[0], {weights[recipe.autocast]})"
     yield "    model.train()"
@@ -251,7 +265,10 @@ def _main(recipe: Recipe) -> Iterator[str]:
     yield "        torch.cuda.reset_peak_memory_stats()  # loading has a peak of its own"
     yield "    losses: list[float] = []"
     yield "    sizes = TOKENS, MICRO_BATCH, ACCUMULATION, EPOCHS"
-    yield f"    for batches in steps_of(texts, source, device, *sizes{', rank, ranks' if rank else ''}):"
+    # Cards that share a text all read it, and take their part of it in forward.
+    text = f" // {recipe.sequence_cards}" * (recipe.sequence_cards > 1)
+    who = f", rank{text}, ranks{text}" * bool(rank)
+    yield f"    for batches in steps_of(texts, source, device, *sizes{who}):"
     yield "        began = time.perf_counter()  # after the texts became tokens"
     yield f"        loss = {_step_call(recipe)}"
     yield f"        losses.append({'mean_of_ranks(loss, ranks)' if rank else 'float(loss)'})"

@@ -10,7 +10,12 @@ from utils.fitting.recipe import Recipe
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
 from utils.planner.adapters import adapter_parameters
 from utils.planner.frameworks import framework
-from utils.planner.step_time.collectives import bandwidth_in_training
+from utils.planner.step_time.collectives import (
+    Group,
+    all_gather_seconds,
+    all_to_all_seconds,
+    bandwidth_in_training,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -71,13 +76,14 @@ def predicted_seconds(
         return None
     shape = replace(shape, max_sequence=max(recipe.tokens, shape.max_sequence))
     batch = Batch(
-        sequences=recipe.micro_batch * recipe.accumulation * recipe.cards,
+        sequences=recipe.micro_batch * recipe.accumulation * recipe.texts_at_once,
         sequence_length=recipe.tokens,
     )
     cluster, plan = _cluster(card, recipe.cards), _plan(recipe, lora, shape.layers)
     found = estimate(shape, cluster, plan, batch)
     low, high = found.step_seconds_interval
-    more = 1 + _waiting_seconds(shape, recipe, lora, card) / found.step_seconds
+    besides = _waiting_seconds(shape, recipe, lora, card)
+    more = 1 + (besides + _exchange_seconds(shape, recipe, cluster)) / found.step_seconds
     if not recipe.offload_activations:
         return low * more, found.step_seconds * more, high * more
     if sent_bytes is None:
@@ -118,11 +124,47 @@ def _waiting_seconds(shape: ModelShape, recipe: Recipe, lora: Lora | None, card:
     return passes * max(0.0, more_bytes) / recipe.cards / bandwidth_in_training(device(card).pcie)
 
 
+def exchanged_bytes(shape: ModelShape, recipe: Recipe) -> tuple[float, ...]:
+    """What a card puts into each all-to-all of one layer and pass: queries, keys, values and results.
+
+    Two bytes a number of its own tokens (Jacobs et al. 2023, arXiv:2309.14509, section 3.2). Key-value
+    heads are copied where they are fewer than the cards.
+    """
+    pairs = max(shape.key_value_heads, recipe.sequence_cards)
+    own_tokens = recipe.micro_batch * recipe.tokens / recipe.sequence_cards
+    heads = (shape.heads, pairs, pairs, shape.heads)
+    return tuple(2 * own_tokens * shape.head_dim * count for count in heads)
+
+
+def _exchange_seconds(shape: ModelShape, recipe: Recipe, cluster: Cluster) -> float:
+    """Seconds of a step for all-to-alls of heads, beside the planner's own term, which gathers keys.
+
+    They are in forward, in backward, and in forward again where it is recomputed. The planner's gathers
+    are twice as long in backward (`block_time`).
+    """
+    if recipe.sequence_cards == 1:
+        return 0.0
+    group = Group(recipe.sequence_cards)
+    sent_bytes = exchanged_bytes(shape, recipe)
+    exchanged = sum(all_to_all_seconds(cluster, group, each) for each in sent_bytes)
+    keys = recipe.micro_batch * recipe.tokens * shape.key_value_heads * shape.head_dim
+    gathered = all_gather_seconds(cluster, group, 2 * 2 * keys)
+    again = _recomputed_blocks(recipe, shape.layers)
+    seconds = (2 * shape.layers + again) * exchanged - (3 * shape.layers + again) * gathered
+    return recipe.accumulation * seconds
+
+
+def _recomputed_blocks(recipe: Recipe, layers: int) -> int:
+    some = _recomputed(recipe, layers)
+    return (layers if recipe.checkpointing else 0) if some is None else some
+
+
 def _plan(recipe: Recipe, lora: Lora | None, layers: int) -> Plan:
     one_card = "peft" if recipe.is_frozen else "transformers"
     return Plan(
         framework="fsdp" if recipe.is_sharded else one_card,
-        dp=recipe.cards,
+        dp=recipe.texts_at_once,
+        cp=recipe.sequence_cards,
         zero_stage=3 if recipe.is_sharded else 0,
         micro_batch=recipe.micro_batch,
         recompute="full" if recipe.checkpointing else "none",

@@ -50,7 +50,7 @@ def simulated_step(
     asked: dict[str, Any] = {
         "device": card,
         "world": recipe.cards,
-        "items": recipe.micro_batch * recipe.accumulation * recipe.tokens,
+        "items": recipe.micro_batch * recipe.accumulation * recipe.tokens // recipe.sequence_cards,
         "unit": "tokens",
         "name": name or str(recipe),
         "reuse_results": shared or SharedResults(),
