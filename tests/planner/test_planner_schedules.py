@@ -72,6 +72,21 @@ def test_a_backward_pass_follows_its_forward_pass_and_its_successor(stages, grou
                 assert start >= ends[owners[stage + 1], Action(stage + 1, "B", number)] + 0.25
 
 
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_only_1f1b_waits_for_messages_in_each_micro_batch(stages):
+    def more(schedule, chunks=1):
+        """Idle time that a micro-batch adds to a step, in messages."""
+        low, high = (
+            run_schedule(schedule_actions(schedule, stages, m, chunks), 1 / chunks, 2 / chunks, 0.5)
+            for m in (8 * stages, 16 * stages)
+        )
+        return (high.total - high.busy - low.total + low.busy) / (8 * stages * 0.5)
+
+    assert more("1f1b") == pytest.approx(2 * (stages - 1) / stages)
+    others = [more("gpipe"), more("zb-h1"), more("1f1b", 2)]
+    assert others == pytest.approx([0, 0, 0], abs=1e-9)
+
+
 def test_korthikanti_first_stage_holds_l_times_one_plus_p_minus_1_over_pm():
     p, v, layers = 8, 3, 96
     chunks = in_flight_closed("1f1b", 0, p, 64, v)

@@ -8,7 +8,8 @@ dependencies. The closed forms that the search uses stand beside them; tests hol
     interleaved  in flight: v chunks of min(m, ...)            bubble / work: (p - 1) / (v * m)
     ZB-H1        in flight: min(m, p), until the weights' pass bubble / work: (p - 1) / (3 * m)
 
-ZB-H1's bubble is that of passes F, I and W of equal length.
+All for equal stages and free messages; ZB-H1's bubble also for passes F, I and W of equal length and
+m of at least p. Where a message takes time, 1F1B waits 2 (p - 1) / p of it in each micro-batch.
 
 Sources: Huang et al. 2018 (GPipe), arXiv:1811.06965; Narayanan et al. 2021, arXiv:2104.04473,
 section 2.2; the order of interleaved chunks is Megatron-LM's, schedules.py; Qi et al. 2023 (ZB-H1),

@@ -45,7 +45,7 @@ def draw_chunks(
             axes.set_xticks(places, [str(v) for v in chunks])
             axes.set_xlabel("chunks on each rank, v")
             axes.set_title(f"{sequences} sequences", fontsize=11)
-        every[0].set_ylabel("seconds of a step")
+        every[0].set_ylabel("seconds of a step (not from 0)")
         figure.legend(*every[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.suptitle(title, fontsize=12)
         print_evidence(figure, [Evidence.PREDICTED, Evidence.PUBLISHED])

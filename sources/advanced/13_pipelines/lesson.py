@@ -14,12 +14,12 @@
 # **The question.** Every schedule of a pipeline runs the same forward and backward passes. What does their *order*
 # decide?
 #
-# **Promise.** An interpreter of 25 lines runs *any* schedule on four real ranks. You predict idle time, memory and
+# **Promise.** An interpreter of 25 lines runs *any* order of them on four real ranks. You predict idle time, memory and
 # messages, see them measured, and find a deadlock before it runs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 75 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
+# | 80, and 75 for the lab | any laptop (Windows: WSL2) | about two minutes of computing on two CPU cores |
 #
 # ## A bet
 #
@@ -62,23 +62,19 @@ from utils.lessons.lesson_13.timed import launch_and_message, rounds_of, sleep_t
 # %% [markdown]
 # ## 1. A schedule is a program
 #
-# **Pipeline parallelism** cuts a model into **stages** of layers, and each of $p$ ranks holds one or more. The batch is cut into
-# $m$ **micro-batches**, which follow each other through the stages, so that all ranks can work at once. The time in which
-# ranks still wait is the **bubble** ([glossary](../00_glossary.ipynb)).
+# **Pipeline parallelism** cuts a model into **stages** of layers, and each of $p$ ranks holds one or more. The batch is cut
+# into $m$ **micro-batches**, which follow each other, so that all ranks can work at once. The time in which ranks still
+# wait is the **bubble** ([glossary](../00_glossary.ipynb)).
 #
-# `2F0` is an **action**: stage 2 runs the forward pass of micro-batch 0. `2B0` is its backward pass, twice as long. **Zero
-# bubble** schedules cut a backward in two. `I` computes the gradient of the stage's input, for which the stage before it
-# waits (the paper calls this `B`). `W` computes the gradient of the weights, for which nobody waits. A schedule is a
-# list of actions for each rank:
+# `2F0` is an **action**: stage 2 runs the forward pass of micro-batch 0. `2B0` is its backward pass, drawn twice as long.
+# **Zero bubble** schedules cut a backward in two. `I` computes the gradient of the stage's input, for which the stage
+# before it waits (the paper calls this `B`). `W` computes the gradient of the weights, for which no rank waits. A schedule
+# is a list of actions for each rank:
 
 # %% tags=["nbval-check-output"]
 RANKS, MICRO_BATCHES, STEPS = 4, 8, 5
-programs = {
-    "GPipe": schedule_actions("gpipe", RANKS, MICRO_BATCHES),
-    "1F1B": schedule_actions("1f1b", RANKS, MICRO_BATCHES),
-    "interleaved 1F1B": schedule_actions("1f1b", RANKS, MICRO_BATCHES, virtual_stages=2),
-    "ZB-H1": schedule_actions("zb-h1", RANKS, MICRO_BATCHES),
-}
+orders = {"GPipe": ("gpipe", 1), "1F1B": ("1f1b", 1), "interleaved 1F1B": ("1f1b", 2), "ZB-H1": ("zb-h1", 1)}
+programs = {name: schedule_actions(order, RANKS, MICRO_BATCHES, v) for name, (order, v) in orders.items()}
 for rank, row in enumerate(programs["1F1B"]):
     print(f"1F1B, rank {rank}:", *row)
 
@@ -98,9 +94,9 @@ idle = [drawn(programs[name]).total - drawn(programs[name]).busy for name in ("G
 print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.0f}% less than GPipe (predicted)")
 
 # %% [markdown]
-# **Read it.** GPipe and 1F1B end at the same moment: 1F1B saves **memory, not bubble**. In both, the last rank waits for
-# $p - 1$ forwards before its first action and $p - 1$ backwards after its last. It works for $m$ of each, so idle
-# time over work is $(p-1)/m$. What 1F1B lowers is the number of micro-batches **in flight**, whose activations wait for
+# **Read it.** GPipe and 1F1B end at the same moment: with free messages 1F1B saves **memory, not bubble**. In both, the last
+# rank waits for $p - 1$ forwards before its first action and $p - 1$ backwards after its last. It works for $m$ of each, so
+# idle time over work is $(p-1)/m$. What 1F1B lowers is the number of micro-batches **in flight**, whose activations wait for
 # their backward.
 #
 # The **placement** says which rank holds which stage.
@@ -112,22 +108,22 @@ show(draw_placements(placements, MICRO_BATCHES),
      alt="Stages on four ranks: in a row with 3 borders, as a ring with 7, as a V with 6 borders between ranks.")
 
 # %% [markdown]
-# **Read it.** Each micro-batch crosses each border between two ranks twice, in any order. So the placement decides the
-# number of messages.
+# **Read it.** In any order, each micro-batch crosses each border between two ranks twice: the placement decides the number of
+# messages.
 #
-# **Interleaving** changes placement *and* order. Rank $r$ holds $v$ **chunks**, the stages $r$, $r + p$, and so on, each
-# with $1/v$ of its layers. Its waits are passes of one chunk, so the bubble divides by $v$. Rank $i$ runs
-# $(v-1)p + 2(p-1-i)$ forwards ahead, and one more before its first backward (rank 0 in the figure: $4 + 6 + 1$). **ZB-H1**
+# With **interleaving**, rank $i$ holds $v$ **chunks**, the stages $i$, $i + p$, and so on, each
+# with $1/v$ of its layers. Its waits are passes of one chunk, so the bubble divides by $v$. It runs
+# $(v-1)p + 2(p-1-i)$ forwards ahead, and one more before its first backward. **ZB-H1**
 # keeps the placement of 1F1B. Rank $i$ puts off each `W` by $i$ micro-batches; the last ones fill the waits at the end.
 #
-# | schedule | idle / work | in flight on rank $i$ | messages in a step |
+# | with free messages | idle / work | in flight on rank $i$ | messages in a step |
 # |---|---|---|---|
 # | GPipe | $(p-1)/m$ | $m$ | $2(p-1)m$ |
 # | 1F1B | $(p-1)/m$ | $\min(m, p-i)$ | $2(p-1)m$ |
-# | interleaved, $v > 1$ chunks | $(p-1)/(vm)$ | $((v-1)p + 2(p-1-i) + 1)/v$, at most $m$ | $2(vp-1)m$ |
-# | ZB-H1, with F, I and W equally long | $(p-1)/(3m)$ | $\min(m, p)$, if all stay until `W` | $2(p-1)m$ |
+# | interleaved, $v > 1$ chunks, $p$ divides $m$ | $(p-1)/(vm)$ | $((v-1)p + 2(p-1-i) + 1)/v$, at most $m$ | $2(vp-1)m$ |
+# | ZB-H1, F, I and W equally long, $m \ge p$ | $(p-1)/(3m)$ | $\min(m, p)$, if all stay until `W` | $2(p-1)m$ |
 #
-# **Question.** Eight stages, 1F1B. How many micro-batches keep idle over work at 10%?
+# **Question.** Eight stages, 1F1B, free messages. How many micro-batches keep idle over work at 10%?
 
 # %%
 micro_batches_for_10_percent = ...
@@ -137,8 +133,8 @@ check("13.micro_batches", micro_batches_for_10_percent)
 # ## 2. Run it by hand
 #
 # The model has eight equal residual blocks, and `layers_of(stage, stages)` gives a stage its share. The interpreter knows
-# no schedule: it runs its rank's list. `mail.put` sends a tensor to a neighbouring stage and goes on at once (`isend`).
-# `mail.take` waits for the message that it names by a *tag*. Nothing is sent between stages on one rank, or before stage 0.
+# no schedule: it runs its rank's list. `mail.put` sends a tensor and goes on at once (`isend`).
+# `mail.take` waits for the message that it names by a *tag*.
 
 # %%
 def run_by_hand(actions, stages, mail, inputs, targets, log):
@@ -173,8 +169,8 @@ def run_by_hand(actions, stages, mail, inputs, targets, log):
 # between the layers.
 #
 # Each program trains five steps in fp64 on four ranks, beside one process that accumulates the same micro-batches.
-# `saved_for_backward` counts the bytes that autograd keeps. The fifth program has a **planted fault**: one `W` of ZB-H1 is
-# missing.
+# `saved_for_backward` counts the bytes that autograd keeps. In the fifth program, a **planted fault**, one `W` of
+# ZB-H1 is missing.
 
 # %%
 def train_by_hand(rows, steps=STEPS, micro_batches=MICRO_BATCHES):
@@ -206,12 +202,12 @@ for name, results in by_hand.items():
         assert sum(r["messages"] for r in results) == count_messages(programs[name]), "messages as the program says"
 
 # %% [markdown]
-# **Read it.** All four orders compute the same, up to the rounding of fp64; the missing `W` shows what an error looks like.
+# **Read it.** All four orders compute the same, up to the rounding of fp64; the missing `W` does not.
 #
 # ## 3. What a stage holds
 #
 # **Predict.** What a stage keeps for one micro-batch, times those *in flight*, should be the peak, to the byte: 4 : 3 : 2 : 1
-# for 1F1B, eight everywhere for GPipe.
+# for 1F1B, eight everywhere for GPipe, and on the last rank what its loss keeps.
 
 # %%
 alone = run_ranks(train_by_hand, RANKS, schedule_actions("gpipe", RANKS, 1), 1, 1)
@@ -228,9 +224,10 @@ for name, rows in programs.items():
 
 # %% [markdown]
 # **Read it.** The prediction is exact. Under GPipe, more micro-batches *of the same size* mean more memory. Under 1F1B it
-# stays at $p - i$ micro-batches, so you may raise $m$ to shrink the bubble.
+# stays at $p - i$ micro-batches, so you may raise $m$ to shrink the bubble, but for what section 4 finds.
 #
-# **Question.** 1F1B, 8 stages, 4 micro-batches. How many does stage 2 (counted from 0) hold at its peak?
+# **Question.** 1F1B, 8 stages, 4 micro-batches. How many does the third stage hold at its peak? (PyTorch's own
+# refuses $m < p$.)
 
 # %%
 held_by_stage_2 = ...
@@ -240,7 +237,8 @@ check("13.held", held_by_stage_2)
 # ### At real size
 #
 # Seven billion parameters in Llama-2's shape, with AdamW; all in bf16, Adam's states too, and no master copy in fp32.
-# PyTorch's own schedules (section 5) run one stage on a simulated A100. The bars show all that a rank holds at its peak.
+# PyTorch's own schedules (section 5) run one stage on a simulated A100. The bars show all tensors that a rank holds at its
+# peak.
 
 # %% jupyter={"source_hidden": true}
 from utils import Transformer, TransformerConfig, simulate
@@ -271,7 +269,7 @@ def simulated_stage(schedule, ranks, rank):
 
 # %%
 stages = [simulated_stage(*which) for which in (("GPipe", 4, 0), ("1F1B", 4, 0), ("1F1B", 4, 3), ("1F1B", 2, 0))]
-show(draw_breakdown(stages, title="7B, AdamW, 8 micro-batches x 2,048 tokens"),
+show(draw_breakdown(stages, title="7B all in bf16, AdamW, 8 micro-batches x 2,048 tokens"),
      alt="Stacked memory of four ranks: with two stages in place of four, all but the activations nearly doubles.")
 tops = [stage.timeline.series()["activations"].max() for stage in stages]
 for stage, top in zip(stages, tops, strict=True):
@@ -280,32 +278,32 @@ inputs_only = llama.layers * 2 * 2048 * llama.hidden  # each layer keeps its inp
 print(f"32 layers for one micro-batch: {format_bytes(tops[1])} (simulated); with every layer recomputed: {format_bytes(inputs_only)} (predicted)")
 
 # %% [markdown]
-# **Read it.** 1F1B halves the top of GPipe's activations, but the rank's peak falls by less. At that top, 19.83 GiB, no gradient
-# exists. The rank peaks once the first backward has made the gradients and freed one micro-batch of eight: 17.4 GiB are left.
-# The last stage holds one micro-batch, and the logits.
+# **Read it.** 1F1B halves the top of GPipe's activations, but the rank's peak falls by less. At that top, 19.83 GiB, no
+# gradient exists. The rank peaks once the first backward has made the gradients and freed one micro-batch of eight: 17.4
+# GiB are left. The last stage holds one micro-batch, and the logits.
 #
 # **More stages do not lower the first rank's activations.** Two stages hold 2 micro-batches of 16 layers, four hold 4 of 8:
 # either way one micro-batch of all 32 layers. If activations do not fit, *recompute* them
-# ([lesson 05](../intermediate/05_checkpointing.ipynb)). GPipe was published so, for whole stages. Here each layer keeps its
+# ([lesson 05](../intermediate/05_checkpointing.ipynb)). Here each layer keeps its
 # input, 512 MiB in all; the layer being recomputed adds a 32nd of 9.91 GiB.
 #
 # ## 4. The timeline, measured
 #
 # A process that *sleeps* needs no core, so two cores can stand for four devices. Here a stage sleeps 40 ms in place of each
-# `F`, `I` and `W` (half as long where a rank holds two stages). Two delays come on top: a *launch* between two passes of a
-# rank that need not wait, and a *message* between ranks. GPipe's run measures both; *with delays* draws all schedules with them.
+# `F`, `I` and `W`, so 80 ms for a `B` (half as long where a rank holds two stages). Two delays come on top: a *launch* between
+# passes of a rank that need not wait, and a *message*. GPipe's run measures both; *with delays* draws all schedules with them.
 
 # %%
 NAP = 0.04
 
 
-def naps(actions, stages, owners, inputs):
-    run_by_hand(actions, stages, Mail(owners, inputs[0]), inputs, inputs, [])
+def naps(actions, stages, owners, inputs, post=Mail):
+    run_by_hand(actions, stages, post(owners, inputs[0]), inputs, inputs, [])
 
 
-def measured(rows):
-    """The shortest of three rounds."""
-    return rounds_of(rows, run_ranks(sleep_through, RANKS, naps, rows, MICRO_BATCHES, NAP))[0]
+def measured(rows, execute=naps):
+    """The shortest of five rounds."""
+    return rounds_of(rows, run_ranks(sleep_through, RANKS, execute, rows, MICRO_BATCHES, NAP, 5))[0]
 
 
 # %%
@@ -319,24 +317,70 @@ for name, rows in programs.items():
     table.append({"": name, "theory": theory, "with delays": delayed, "measured": step, "measured / theory": step / theory,
                   "measured / with delays": step / delayed, "excess explained": (delayed - theory) / (step - theory)})
 display(pd.DataFrame(table).style.format(precision=3).format("{:.0%}", subset=["excess explained"]).hide().set_caption(
-    "seconds of a step: theory and with delays are predicted; measured is the shortest of three rounds"))
+    "seconds of a step: theory and with delays are predicted; measured is the shortest of five rounds"))
 
 # %%
 show(draw_orders({"ZB-H1, drawn with delays": Panel(programs["ZB-H1"], drawn(programs["ZB-H1"], NAP, transfer, launch)),
                   "ZB-H1, on four ranks": Panel(programs["ZB-H1"], ran["ZB-H1"], Evidence.MEASURED)},
                  title="ZB-H1: 40 ms for each F, I and W", unit="seconds"),
      alt="ZB-H1 as drawn with launches and messages, and as four sleeping processes ran it.")
+print(f"its busiest rank slept {ran['ZB-H1'].busy:.3f} s (measured); it was asked for {3 * MICRO_BATCHES * NAP:.3f} s")
 
 # %% [markdown]
 # **Read it.** All steps take longer than theory says. The last column is the part that the delays explain; on GPipe's row it
-# is no test. Sleeps longer than asked are another part: by the figure's title, the busiest rank works
-# step / (1 + idle share), more than 24 passes of 40 ms.
+# is no test. Long sleeps are another part.
 #
 # ### The price of a message
 #
+# These messages were nearly free. Now each is under way for 20 ms, half a forward; its sender goes on.
+
+# %%
+from threading import Timer
+
+
+class SlowMail(Mail):
+    under_way = ()
+
+    def send(self, tensor, rank, tag):
+        self.under_way = [*self.under_way, Timer(NAP / 2, super().send, (tensor, rank, tag))]
+        self.under_way[-1].start()
+
+    def close(self):
+        for message in self.under_way:
+            message.join()
+        super().close()
+
+
+def slow_naps(*given):
+    naps(*given, post=SlowMail)
+
+
+# %%
+slow = {name: measured(programs[name], slow_naps) for name in ("GPipe", "1F1B")}
+show(draw_orders({name: Panel(programs[name], run, Evidence.MEASURED) for name, run in slow.items()},
+                 title="messages of 20 ms, forwards of 40 ms, backwards of 80 ms", unit="seconds"),
+     alt="Two measured schedules: with messages of half a forward, 1F1B waits between its passes and ends later than GPipe.")
+for name, run in slow.items():
+    print(f"{name:<5} {drawn(programs[name], NAP, NAP / 2).total:.2f} s (predicted), {run.total:.2f} s (measured)")
+
+# %%
+table = []
+for name, (order, v) in orders.items():
+    row = {"": name}
+    for m in (8, 32, 128, 512):
+        run = run_schedule(schedule_actions(order, RANKS, m, v), 1 / v, 2 / v, 0.5)
+        row[f"m = {m}"] = f"{run.bubble_ratio:.1%}"
+    table.append(row)
+display(pd.DataFrame(table).style.hide().set_caption("idle / work by micro-batches, with messages of half a forward (predicted)"))
+
+# %% [markdown]
+# **Read it.** Rank 0 of 1F1B holds $p$ micro-batches and starts another when the first is back: after $p$ forwards, $p$
+# backwards and $2(p-1)$ messages. *Each* micro-batch waits for $2(p-1)/p$ of a message, whatever $m$ is; GPipe waits for
+# $2(p-1)$ of them once. Interleaving holds more micro-batches, and ZB-H1 sends a gradient before its `W`: both hide these.
+#
 # How many chunks should you use? Take 175 billion parameters on 64 A100s: tensor parallel over the 8 GPUs of a node, 8
 # stages, micro-batches of one sequence. A message makes the next stage wait, unless it travels while that stage computes
-# another chunk, as in Megatron-LM. The answer hangs on a message's cost, so the figure also halves and doubles it.
+# another chunk, as in Megatron-LM. The figure also halves and doubles a message's cost.
 
 # %% jupyter={"source_hidden": true}
 model, waits = model_shape("megatron-175b"), replace(framework("megatron"), name="sends wait", hides_sends=False)
@@ -369,19 +413,21 @@ for m, lines in steps.items():
 display(pd.DataFrame(verdict).style.format(precision=2).hide().set_caption("the fastest number of chunks (predicted)"))
 at_3 = [seconds[CHUNKS.index(3)] for seconds in steps[64].values()]
 print(f"64 sequences, v = 3: {min(at_3):.2f} to {max(at_3):.2f} s by the cost of a message (predicted); 13.75 s (published)")
+added = 2 * 7 / 8 * 512 * cost / steps[512][f"each message waits {1e3 * cost:.2f} ms"][0]
+print(f"512 sequences, v = 1: messages of {1e3 * cost:.2f} ms, each 2 x 7/8 times a micro-batch, are {added:.1%} of the step (predicted)")
 print(f"with TP 4 and 16 stages, {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 hops leave a node of eight (predicted)")
 
 # %% [markdown]
 # **Read it.** Interleaving pays for a small batch, whose bubble is large. Where messages wait, the best $v$ falls as their
-# cost rises. With one chunk there is nothing to hide behind, so messages wait at $v = 1$ on every line, and
-# the gain of the blue line from there contains those waits. Before you raise $v$, see in a profile whether sends are hidden.
+# cost rises. At $v = 1$ they wait on every line, so the blue line's gain contains those waits. Before you raise $v$, profile
+# whether sends are hidden. 1F1B waits little here; with TP 4, about half of its hops leave a node.
 #
 # The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) used $v = 3$. The planner's
 # constants were set on that table, so its agreement is no test.
 #
 # ## 5. PyTorch's own
 #
-# At work you need only a stage, a schedule and `step`. (The old `Pipe` is gone.)
+# At work you need only a stage, a schedule and `step`.
 
 # %%
 SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
@@ -427,7 +473,7 @@ check("13.messages", messages_of_a_step)
 # %% [markdown]
 # ## 6. Break it, diagnose it: an order that never ends
 #
-# A colleague handed out 1F1B's lists from the wrong end, and the job hangs. The interpreter's `log` has each action that a
+# 1F1B's lists were handed out from the wrong end, and the job hangs. The interpreter's `log` has each action that a
 # rank began:
 
 # %%
@@ -451,23 +497,23 @@ except DeadlockError as error:
 
 # %% [markdown]
 # **Diagnose it.** `0B0` waits for rank 1's backward. Rank 1 wants a second forward first, and rank 0 sends that only after
-# `0B0`: a circle. `check_program` walks the lists before any rank starts.
+# `0B0`: a circle.
 #
-# The second classic: the lists are right, but each send waits until the neighbour has fetched it.
+# Next, the lists are right, but each send waits until the neighbour has fetched it.
 
 # %%
 class PoliteMail(Mail):
     def send(self, tensor, rank, tag):
-        dist.isend(tensor, rank, tag=tag).wait(self.limit)  # what dist.send does
+        dist.isend(tensor, rank, tag=tag).wait(self.limit)  # what dist.send does over gloo
 
 
 print("last actions:", [log[-1] for log in run_ranks(fly, RANKS, programs["1F1B"], PoliteMail)])
 
 # %% [markdown]
 # **Read it.** Rank 2 hands the activations of `2F1` down while rank 3 hands the gradient of `3B0` up, and each waits for
-# the other to fetch. With gloo, the backend on CPUs, `Mail` does not hang. **With NCCL it can**, once a message is larger than NCCL's
-# buffers: a send may then block until it is received ([NCCL 783](https://github.com/NVIDIA/nccl/issues/783)). The cure is to
-# post a send *together with* the next receive:
+# the other to fetch. With gloo `Mail` does not hang. **With NCCL it can**, once a message is larger than NCCL's
+# buffers: the send then holds its stream until it is received ([NCCL 1025](https://github.com/NVIDIA/nccl/issues/1025)). The
+# [cure](https://github.com/NVIDIA/nccl/issues/479) is to post a send *together with* the next receive:
 
 # %%
 class PairedMail(Mail):
@@ -500,21 +546,20 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 #
 # **On GPUs** a watchdog ends a job that hangs. With `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` each rank
 # then writes its last sends and receives to a file (its prefix: `TORCH_FR_DUMP_TEMP_FILE`), for `torchfrtrace`
-# ([Flight Recorder](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)). `py-spy dump --pid` shows
-# where a process stands.
+# ([Flight Recorder](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)).
 
 # %% [markdown]
 # ## Recap
 #
-# - Order decides idle time, memory, and whether the step ends; not the gradients, if there is no dropout and each message
-#   meets its receive.
-# - Placement decides the messages, and which bubble an order can reach.
-# - 1F1B saves memory, not bubble.
+# - Order decides idle time, memory, and whether the step ends; not the gradients, without dropout, if each message meets
+#   its receive.
+# - Placement decides the messages.
+# - 1F1B saves memory, not bubble; where messages take time, it idles longest.
 # - A deadlock stands in the lists: walk them first.
 #
 # **Choose in this order.** Take the smallest micro-batch that keeps your kernels fast. Then $m$ is the global batch over
 # (data-parallel ranks times micro-batch), so more data parallelism means a larger bubble. If $(p-1)/m$ is too much, interleave
-# with $m$ a multiple of $p$; rank 0 then holds more (above 5.5, not 4). If activations do not fit, recompute.
+# with $m$ a multiple of $p$; rank 0 then holds more. If activations do not fit, recompute.
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb).
@@ -527,8 +572,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 #
 # Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. You have its `layers` in order, a
 # `loss_fn` that is a mean, and a `loader` that gives every rank the same batches, with `drop_last=True`. `device` is this
-# rank's, `dist.init_process_group()` has run, and all ranks see `folder`. PyTorch is 2.11 or newer (for `return_outputs`).
-# Start with `torchrun --nproc-per-node 4`.
+# rank's, `torch.cuda.set_device(device)` and `dist.init_process_group()` have run, and all ranks see `folder`. PyTorch is
+# 2.11 or newer. Start with `torchrun --nproc-per-node 4 train.py`.
 #
 # ```python
 # from collections import OrderedDict
@@ -566,7 +611,7 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # if rank == 0:
 #     parts = [torch.load(f"{folder}/part_{r}.pt", map_location="cpu") for r in range(stages)]
 #     whole = {name: value for state in parts for name, value in state.items()}
-#     model = nn.Sequential(*layers)
+#     model = nn.Sequential(*layers).cpu()  # rank 0's own layers are on its device
 #     model.load_state_dict(whole)  # strict: nothing is missing
 # ```
 #
@@ -574,8 +619,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # embedding and head share a weight, sum its gradients over both ranks each step.
 #
 # **Look at** the last rank's losses: those of one process that clips to 1.0, if all micro-batches count equally many targets.
-# If padding differs, pass `scale_grads=False`, let `loss_fn` divide its sum by the whole batch's count, and add up `found`. Then
-# look at `torch.cuda.max_memory_allocated()` of rank 0: put `ScheduleGPipe` in, and it rises. With DeepSpeed, after
+# If padding differs, pass `scale_grads=False`, let `loss_fn` divide its sum by the whole batch's count, and add up `found`.
+# Then look at `torch.cuda.max_memory_allocated()` of rank 0: put `ScheduleGPipe` in, and it rises. With DeepSpeed, after
 # `deepspeed.init_distributed()`:
 #
 # ```python
@@ -591,6 +636,6 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # losses = [engine.train_batch(data).item() for _ in range(steps)]  # data: an iterator over micro-batches
 # ```
 #
-# **Look at** the losses again: those of one process that does *not* clip. Always write `gradient_clipping`: without it, releases
-# with [8068](https://github.com/deepspeedai/DeepSpeed/pull/8068) clip to 1.0, older ones not at all. In fp32, as here,
-# DeepSpeed 0.19.8 clips by the first stage's norm alone, so 1.0 would not match the script above.
+# **Look at** the losses again: those of one process that does *not* clip. Always write `gradient_clipping`: without it,
+# releases with [8068](https://github.com/deepspeedai/DeepSpeed/pull/8068) clip to 1.0, older ones not at all. In fp32, as
+# here, DeepSpeed 0.19.8 clips by the first stage's norm alone.
