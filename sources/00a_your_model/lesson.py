@@ -65,9 +65,10 @@ print("Methods:", "; ".join(f"{name}: {what}" for name, what in METHODS.items())
 # second would change: it shares the states, and of long texts ([18](advanced/18_long_contexts.ipynb)) the tokens. Attention is
 # the kernel that transformers chooses, here SDPA's flash kernel.
 #
-# Two things overrun the room in the figure. Memory climbs through forward, because backward needs each layer's *activations*:
-# that alone crosses the dashed line. On top comes a short peak, which the right panel widens: the loss makes copies of the logits
-# in fp32, and gradients as large. Each is a step marked +2.32.
+# With the choice above as it is shipped, two things overrun the room in the figure. Memory climbs through forward, because
+# backward needs each layer's *activations*: that alone crosses the dashed line. On top comes a short peak, which the right panel
+# widens: the loss makes copies of the logits in fp32, and gradients as large. Each is a step marked +2.32. Other choices draw
+# other figures.
 
 # %%
 found = fit_model(MODEL, recipe, card=CARD, cards=2)

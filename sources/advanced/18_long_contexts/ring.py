@@ -173,7 +173,16 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, its: Tensor) -> None:
     Args:
         out, lse: (B, A, S, D) and (B, A, S), so far; of fresh ones `lse` is minus infinity.
         part, its: the piece's.
+
+    Raises:
+        ValueError: the shapes are not those.
     """
+    wanted = {"lse": (lse, out.shape[:-1]), "part": (part, out.shape), "its": (its, lse.shape)}
+    for name, (given, shape) in wanted.items():
+        if given.shape != shape:
+            raise ValueError(
+                f"merge: {name} is {tuple(given.shape)}; beside this out it is {tuple(shape)}."
+            )
     both = torch.logaddexp(lse, its)
     old, new = ((x - both).exp()[..., None].to(out.dtype) for x in (lse, its))
     out.mul_(old).add_(part * new)
