@@ -88,7 +88,7 @@ show(draw_from_before(first), alt="Stacked memory over one training step: zero_g
      "through forward, new gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
-# **Read it.** The height is the memory of model, optimizer, images and what the step makes; the background names the phase.
+# **Read it.** The height is what model, optimizer, images and step hold; the background names the phase.
 # `zero_grad` drops the *gradients* of the step before. Forward builds *activations* up. Backward walks from the last layer to
 # the first, frees activations and makes new gradients. Who is alive at the peak:
 
@@ -98,8 +98,8 @@ print(f"{first.evidence}: peak {format_bytes(first.peak_bytes)} in {first.peak_p
 print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of the peak; your bet was {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are made and freed within one phase:
-# what an operation borrows, and what backward hands from layer to layer. *Logits* come in section 6. New words stand in the
+# **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* live within one phase: what an operation
+# borrows, what backward hands from layer to layer. *Logits* come in section 6. New words stand in the
 # [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
@@ -150,7 +150,7 @@ print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.prove
 # %% [markdown]
 # **Read it.** The request failed although twice its size was free: no piece was large enough. Try the setting first. (Its newer
 # name, `PYTORCH_ALLOC_CONF`, is [ignored by PyTorch 2.9.1](https://github.com/pytorch/pytorch/issues/183387).) This process holds
-# 3.88 GiB outside of PyTorch, where 0.75 lie outside on the H200. LERF uses tiny-cuda-nn, which allocates by itself: a likely holder.
+# 3.88 GiB outside of PyTorch, where 0.75 lie outside on the H200. LERF's tiny-cuda-nn allocates by itself: a likely holder.
 
 # %% [markdown]
 # ## 3. The states: a formula without surprises
@@ -217,9 +217,9 @@ for arm in arms:
 compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
-# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
-# grey temporaries. One by one it borrows two of the largest tensor, `foreach` as much as *all* parameters: at this small batch
-# both peak in the optimizer step, when activations are gone. `fused=True` borrows next to nothing.
+# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows the grey
+# temporaries: one by one two of the largest tensor, by `foreach` as much as *all* parameters. At this small batch both peak in
+# the optimizer step. `fused=True` borrows next to nothing.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together?
@@ -231,7 +231,7 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> Adam creates its state inside the <i>first</i>
 # <code>optimizer.step()</code>. So a script can pass its first backward, and fail there or in the second batch, as
-# <a href="https://github.com/pytorch/pytorch/issues/9439">a user of a VGG model</a> did after one batch of 112.</div>
+# <a href="https://github.com/pytorch/pytorch/issues/9439">a user of a VGG model</a> did.</div>
 #
 # ### A folklore formula
 #
@@ -258,8 +258,7 @@ for parts, case in kinds.items():
 #
 # Backward needs the inputs or outputs of most operations again. Autograd keeps them from forward until backward has used
 # them: the **activations**. `saved_tensors_hooks` calls your function with every tensor that autograd keeps, so a dozen lines
-# make a meter. They count each *storage* once: the block of bytes behind a tensor, which several tensors can share. Parameters
-# do not count: they exist anyway.
+# make a meter. They count each *storage* once: the block of bytes behind a tensor, which several tensors can share.
 
 # %%
 def saved_for_backward(model, inputs):
@@ -372,12 +371,11 @@ pd.DataFrame(rows).round(2)
 
 # %% [markdown]
 # **Read it.** The bet's answer hangs on the batch: at 2,048 parameters are next to nothing. At 512 and 2,048 the card's peak
-# lay in *forward*: temporaries (likely workspaces of convolutions) stood on the activations before there was a gradient. Left
-# alone, the run took up to 1.36 times the prediction. Much of that is no need: with PyTorch capped at 16 GB, batch 576 ran, and
-# took less than 512 had, with smaller temporaries and less reserved beyond the allocated.
+# lay in *forward*: temporaries (likely workspaces of convolutions) stood on the activations. Left alone, the run took up to 1.36
+# times the prediction. Much of that is no need: with PyTorch capped at 16 GB, batch 576 ran, and took less than 512 had.
 #
 # **Verdict.** Take from the card what lies outside of PyTorch. This network, with large batches on this card, fits where the prediction
-# is nine tenths of the rest, and not where it is all of it. Another model (section 6) you measure.
+# is nine tenths of the rest, and not where it is all of it. Another model you measure.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -428,7 +426,7 @@ assert highest["validation"] > 3 * highest["training"], "the history is not held
 # %% [markdown]
 # ## 5. Why the peak is where it is
 #
-# To lower a peak you must know who is alive *then*. Compare the peak of section 1 with each category's own highest moment.
+# To lower a peak you must know who is alive *then*. Section 1's peak, beside each category's own highest moment:
 
 # %%
 maxima = {str(category): int(curve.max()) for category, curve in first.timeline.series().items()}
@@ -463,10 +461,9 @@ print(f"peak of the second - (16P + ab/2): {format_bytes(accumulated.peak_bytes 
 print(f"the same cut at batch 512 (predicted): {per_image * 256 / 2**30:.1f} of {h200[1]['allocated_peak_bytes'] / 2**30:.1f} GiB (recorded, H200)")
 
 # %% [markdown]
-# **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the second forward
-# and backward. With **gradient accumulation** the formula of section 4 lacks little but the temporaries. The peak falls little:
-# more than half of what activations save goes to gradients and temporaries. At batch 512, where activations are most of
-# the peak, the same cut would take nearly half.
+# **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the
+# second. With **gradient accumulation** the formula of section 4 lacks little but the temporaries. The peak falls little:
+# more than half of what activations save goes to gradients and temporaries. At batch 512 the same cut would take nearly half.
 #
 # ### Predict beside measure
 #
@@ -484,8 +481,7 @@ figure, alt = both(16, "ResNet-18", "Adam, one by one")
 show(figure, alt)
 
 # %% [markdown]
-# **Read it.** The errors offset each other in part: at the peak some gradients are not there yet, and the formulas leave
-# temporaries out.
+# **Read it.** Errors partly offset each other: at the peak some gradients are missing, and the formulas lack temporaries.
 #
 # ## 6. A transformer: the last layer can be the largest
 #
@@ -525,8 +521,8 @@ show(draw_from_before(text, title="Small transformer, AdamW one by one: one step
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
 
 # %% [markdown]
-# **Read it.** The unnamed strip before backward is the loss. The spike stands where backward begins. A band of the
-# logits' size goes on through the *optimizer step*, which needs no logits. Who holds it?
+# **Read it.** The unnamed strip is the loss. The spike stands where backward begins. A band of the
+# logits' size outlives backward. Who holds it?
 
 # %%
 after, one = text.timeline.at(text.timeline.end_ns), 4 * B * T * V
@@ -561,8 +557,7 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 
 # %% [markdown]
 # **Read it.** The layers hold more than the logits, until they are
-# [checkpointed](../intermediate/05_checkpointing.ipynb): then the last layer is the largest. The technique has to fit the
-# category.
+# [checkpointed](../intermediate/05_checkpointing.ipynb): then the last layer is the largest.
 
 # %% [markdown]
 # ## Recap
@@ -647,4 +642,4 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 #
 # Look at `train_mem_gpu_alloc_delta` (what stayed: optimizer state) and `train_mem_gpu_peaked_delta` (what rose above that
 # and went: gradients, activations, temporaries). For a large vocabulary, `use_liger_kernel=True` (package
-# `liger-kernel`, for the architectures that it lists) computes the loss in chunks.
+# `liger-kernel`) computes the loss in chunks.
