@@ -119,7 +119,12 @@ def test_each_line_of_the_phases_has_its_name_and_none_touch(deep: nn.Module) ->
 
     found = measure(step, model=deep, optimizer=optimizer, items=256, timed_steps=0)
     flat = {"by foreach": {256: found.peak_bytes}}  # the height of another line
-    axes = draw_by_phase([found], {256: found.peak_bytes}, flat, title="Phases").axes[0]
+    predicted = {
+        128.5: found.peak_bytes,
+        256: found.peak_bytes,
+    }  # it bends where nothing is measured
+    axes = draw_by_phase([found], predicted, flat, title="Phases").axes[0]
+    assert [*axes.lines[0].get_xdata()] == [*predicted]
     names = [text.get_text().split("  ")[1] for text in axes.texts]
     phases = {"backward", "optimizer step", "forward"}
     assert {*names} == {FORMULA, "by foreach"} | phases

@@ -23,7 +23,7 @@ LOOKS = {
 }
 
 
-FORMULA = "the larger of 16P + ab and 20P (predicted)"
+FORMULA = "max(16P + ab, 20P), predicted for foreach"
 
 
 def highest_bytes(measurement: Measurement, phase: str) -> int:
@@ -43,7 +43,7 @@ def highest_bytes(measurement: Measurement, phase: str) -> int:
 
 def draw_by_phase(
     measurements: Sequence[Measurement],
-    predicted_bytes: Mapping[int, float],
+    predicted_bytes: Mapping[int | float, float],
     apart_bytes: Mapping[str, Mapping[int, int]],
     *,
     title: str,
@@ -52,7 +52,7 @@ def draw_by_phase(
 
     Args:
         measurements: of several batch sizes.
-        predicted_bytes: by batch size.
+        predicted_bytes: by batch size, in order; also between those that were measured.
         apart_bytes: by name and batch size, what was measured at some of them; dotted between.
         title: of the figure.
 
@@ -61,18 +61,20 @@ def draw_by_phase(
     """
     ordered = sorted(measurements, key=lambda m: m.items)
     sizes = [m.items for m in ordered]
-    lines = {FORMULA: [predicted_bytes[size] / MIB for size in sizes]}
+    lines = {FORMULA: [size_bytes / MIB for size_bytes in predicted_bytes.values()]}
+    places: dict[str, list[int | float]] = {FORMULA: list(predicted_bytes)}
     for phase in LOOKS:
         lines[phase] = [highest_bytes(m, phase) / MIB for m in ordered]
     for name, measured in apart_bytes.items():
         lines[name] = [size_bytes / MIB for size_bytes in measured.values()]
+        places[name] = list(measured)
     with course_style():
         figure, axes = empty_figure(height=4.2)
         for name, heights in lines.items():
             color, style = LOOKS.get(
                 name, ("#832db6", "D:") if name in apart_bytes else ("k", "--")
             )
-            axes.plot(list(apart_bytes.get(name, sizes)), heights, style, color=color, lw=1.8)
+            axes.plot(places.get(name, sizes), heights, style, color=color, lw=1.8)
         lowest, highest = min(map(min, lines.values())), max(map(max, lines.values()))
         axes.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
         axes.set_xlim(0.8 * sizes[0], 1.55 * sizes[-1])

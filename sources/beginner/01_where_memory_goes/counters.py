@@ -32,7 +32,7 @@ SIZE = r"([\d.]+ (?:bytes|[KMG]iB))"
 
 # Color, hatch, edge; in grey any two neighbours differ in hatch or clearly in brightness.
 LOOKS = {
-    "allocated: tensors": ("#3f90da", "", "white"),
+    "allocated: tensors, workspaces": ("#3f90da", "", "white"),
     "reserved, unallocated": ("#ffa90e", "//", "white"),
     "outside, in this process": ("#717581", "||", "white"),
     "outside: this process or others": ("#717581", "xx", "white"),

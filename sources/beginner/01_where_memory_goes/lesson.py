@@ -88,7 +88,7 @@ show(draw_from_before(first), alt="Stacked memory over one training step: zero_g
      "through forward, new gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
-# **Read it.** The height is the memory of model, optimizer, images and what the step makes; the background names the phase.
+# **Read it.** The height is what model, optimizer, images and step hold; the background names the phase.
 # `zero_grad` drops the *gradients* of the step before. Forward builds *activations* up. Backward walks from the last layer to
 # the first, frees activations and makes new gradients. Who is alive at the peak:
 
@@ -98,8 +98,9 @@ print(f"{first.evidence}: peak {format_bytes(first.peak_bytes)} in {first.peak_p
 print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of the peak; your bet was {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one operation
-# borrows. *Logits* come in section 6. New words stand in the [glossary](../00_glossary.ipynb).
+# **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* live within one phase: what an operation
+# borrows, what backward hands from layer to layer. *Logits* come in section 6. New words stand in the
+# [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. Whose count is it?
@@ -121,7 +122,7 @@ error = error_sizes(
     "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacty of 23.65 GiB of which 1.66 GiB is free. "
     "Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the allocated memory 12.09 GiB is allocated "
     "by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.")
-signs = {  # what the error says, in GiB; the bound above which it is a cause; what to do
+signs = {  # what the error says, in GiB; above which bound to suspect it (rules of thumb); what to do
     "free + unallocated": (error.free + error.pieces, error.asked, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
     "card - free - this process has": (error.card - error.free - error.process, 1, "end other processes, which nvidia-smi lists"),
     "this process has - allocated - unallocated": (error.outside, 1, "lower the limit of the library that holds it"),
@@ -143,12 +144,13 @@ if device.type == "cuda":
 show(draw_counters(bars, title="What three counters see"),
      alt="Stacked bars: of the card of the error, half is allocated, a fifth is reserved and unallocated, another fifth lies "
      "outside of PyTorch, little is free. On the H200 the part outside stays the same while the batch grows fourfold.")
-print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.provenance['torch']}, section 1's model in fp32, Adam by foreach")
+print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.provenance['torch']}, section 1's model in fp32, Adam by foreach;",
+      "allocated and reserved each at its own peak")
 
 # %% [markdown]
 # **Read it.** The request failed although twice its size was free: no piece was large enough. Try the setting first. (Its newer
 # name, `PYTORCH_ALLOC_CONF`, is [ignored by PyTorch 2.9.1](https://github.com/pytorch/pytorch/issues/183387).) This process holds
-# 3.88 GiB outside of PyTorch, where 0.75 lie outside on the H200. LERF uses tiny-cuda-nn, which allocates by itself: a likely holder.
+# 3.88 GiB outside of PyTorch, where 0.75 lie outside on the H200. LERF's tiny-cuda-nn allocates by itself: a likely holder.
 
 # %% [markdown]
 # ## 3. The states: a formula without surprises
@@ -215,9 +217,9 @@ for arm in arms:
 compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
-# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
-# grey temporaries. One by one it borrows two of the largest tensor; `foreach` borrows as much as *all* parameters, so its peak
-# lies in the optimizer step, when activations are gone. `fused=True` borrows next to nothing.
+# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows the grey
+# temporaries: one by one two of the largest tensor, by `foreach` as much as *all* parameters. At this small batch both peak in
+# the optimizer step. `fused=True` borrows next to nothing.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together?
@@ -228,8 +230,8 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> Adam creates its state inside the <i>first</i>
-# <code>optimizer.step()</code>. So a script can pass its first backward and fail there, as
-# <a href="https://github.com/pytorch/pytorch/issues/9439">a user of a VGG model</a> saw.</div>
+# <code>optimizer.step()</code>. So a script can pass its first backward, and fail there or in the second batch, as
+# <a href="https://github.com/pytorch/pytorch/issues/9439">a user of a VGG model</a> did.</div>
 #
 # ### A folklore formula
 #
@@ -242,7 +244,7 @@ llama = model_shape("llama-2-7b")
 assert llama.parameter_count == llama.published_count, "the shape no longer gives the published count"
 print(f"P = {llama.parameter_count:,}   ({llama.source})\nparameter, gradient, optimizer; predicted; you have this if")
 kinds = {
-    (2, 2, 4): "all is bf16; transformers 5 loads weights in the type of their file",
+    (2, 2, 4): "all is 16-bit, as transformers 5 loads weights from a 16-bit file",
     (4, 4, 8): "weights are fp32, also under autocast and TrainingArguments(bf16=True), which cast copies in forward",
     (2, 2, 4 + 8): "DeepSpeed or Megatron keep fp32 weights beside bf16 ones, as in the ZeRO paper",
     (2, 4, 4 + 8): "the same, with fp32 gradients",
@@ -256,8 +258,7 @@ for parts, case in kinds.items():
 #
 # Backward needs the inputs or outputs of most operations again. Autograd keeps them from forward until backward has used
 # them: the **activations**. `saved_tensors_hooks` calls your function with every tensor that autograd keeps, so a dozen lines
-# make a meter. They count each *storage* once: the block of bytes behind a tensor, which several tensors can share. Parameters
-# do not count: they exist anyway.
+# make a meter. They count each *storage* once: the block of bytes behind a tensor, which several tensors can share.
 
 # %%
 def saved_for_backward(model, inputs):
@@ -335,7 +336,7 @@ for one, many in zip(sweep, by_foreach, strict=True):
 pd.DataFrame(rows).round(2).rename_axis("MiB")
 
 # %% jupyter={"source_hidden": true}
-figure = draw_by_phase(sweep, {size: predicted_peak(size) for size in sizes},
+figure = draw_by_phase(sweep, {size: predicted_peak(size) for size in sorted([*sizes, 4 * P / per_image])},
                        {"optimizer step by foreach": {m.items: highest_bytes(m, "optimizer step") for m in by_foreach}},
                        title="ResNet-50, Adam one by one (dotted: by foreach): highest of each phase")
 show(figure, alt="Memory against batch size, a line a phase: backward's highest moment grows with the batch. The optimizer step's "
@@ -362,19 +363,19 @@ capped = next(row for row in record.rows if row["quantity"] == "largest batch" a
 for size, fits in capped["tried"]:
     if size in (capped["batch"], min(size for size, fits in capped["tried"] if not fits)):
         print(f"PyTorch capped at 16 GB, batch {size}: predicted {predicted_peak(size) / 16e9:.2f} of it; fits: {fits}")
-for name, row in {"batch 512": h200[1], f"batch {capped['batch']}, capped": capped}.items():
-    sizes_bytes = {"temporaries": row["breakdown"]["temporaries"], "free pieces": row["reserved_peak_bytes"] - row["allocated_peak_bytes"],
+for name, row in {"batch 512": h200[1], "batch 2048": h200[2], f"batch {capped['batch']}, capped": capped}.items():
+    sizes_bytes = {"temporaries": row["breakdown"]["temporaries"], "peak reserved - peak allocated": row["reserved_peak_bytes"] - row["allocated_peak_bytes"],
                    "used on the card": row["used_on_the_device_bytes"]}
-    print(f"{name}:", ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in sizes_bytes.items()))
+    print(f"{name}, peak in {row['peak_phase']}:", ", ".join(f"{kind} {size / 2**30:.2f} GiB" for kind, size in sizes_bytes.items()))
 pd.DataFrame(rows).round(2)
 
 # %% [markdown]
-# **Read it.** The bet's answer hangs on the batch: at 2,048 parameters are next to nothing. Left alone, the run took up to 1.36
-# times the prediction. Much of that is no need: with PyTorch capped at 16 GB, batch 576 ran, and took less than 512 had, with
-# smaller temporaries and fewer free pieces.
+# **Read it.** The bet's answer hangs on the batch: at 2,048 parameters are next to nothing. At 512 and 2,048 the card's peak
+# lay in *forward*: temporaries (likely workspaces of convolutions) stood on the activations. Left alone, the run took up to 1.36
+# times the prediction. Much of that is no need: with PyTorch capped at 16 GB, batch 576 ran, and took less than 512 had.
 #
 # **Verdict.** Take from the card what lies outside of PyTorch. This network, with large batches on this card, fits where the prediction
-# is nine tenths of the rest, and not where it is all of it. Another model (section 6) you measure.
+# is nine tenths of the rest, and not where it is all of it. Another model you measure.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -425,7 +426,7 @@ assert highest["validation"] > 3 * highest["training"], "the history is not held
 # %% [markdown]
 # ## 5. Why the peak is where it is
 #
-# To lower a peak you must know who is alive *then*. Compare the peak of section 1 with each category's own highest moment.
+# To lower a peak you must know who is alive *then*. Section 1's peak, beside each category's own highest moment:
 
 # %%
 maxima = {str(category): int(curve.max()) for category, curve in first.timeline.series().items()}
@@ -460,9 +461,9 @@ print(f"peak of the second - (16P + ab/2): {format_bytes(accumulated.peak_bytes 
 print(f"the same cut at batch 512 (predicted): {per_image * 256 / 2**30:.1f} of {h200[1]['allocated_peak_bytes'] / 2**30:.1f} GiB (recorded, H200)")
 
 # %% [markdown]
-# **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the second forward
-# and backward. With **gradient accumulation** the formula of section 4 lacks little but the temporaries. The peak falls little
-# because activations are few here. At batch 512 the same cut would take nearly half.
+# **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the
+# second. With **gradient accumulation** the formula of section 4 lacks little but the temporaries. The peak falls little:
+# more than half of what activations save goes to gradients and temporaries. At batch 512 the same cut would take nearly half.
 #
 # ### Predict beside measure
 #
@@ -480,7 +481,7 @@ figure, alt = both(16, "ResNet-18", "Adam, one by one")
 show(figure, alt)
 
 # %% [markdown]
-# **Read it.** Errors offset each other: at the peak some gradients are not there yet, and the formulas leave temporaries out.
+# **Read it.** Errors partly offset each other: at the peak some gradients are missing, and the formulas lack temporaries.
 #
 # ## 6. A transformer: the last layer can be the largest
 #
@@ -520,8 +521,8 @@ show(draw_from_before(text, title="Small transformer, AdamW one by one: one step
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
 
 # %% [markdown]
-# **Read it.** The spike stands where backward begins. A band of the logits' size goes on through the *optimizer step*, which
-# needs no logits. Who holds it?
+# **Read it.** The unnamed strip is the loss. The spike stands where backward begins. A band of the
+# logits' size outlives backward. Who holds it?
 
 # %%
 after, one = text.timeline.at(text.timeline.end_ns), 4 * B * T * V
@@ -556,8 +557,7 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 
 # %% [markdown]
 # **Read it.** The layers hold more than the logits, until they are
-# [checkpointed](../intermediate/05_checkpointing.ipynb): then the last layer is the largest. The technique has to fit the
-# category.
+# [checkpointed](../intermediate/05_checkpointing.ipynb): then the last layer is the largest.
 
 # %% [markdown]
 # ## Recap
@@ -626,7 +626,7 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 # Halve the batch and run it again: about half of activations, logits and backward's temporaries goes, less where the peak
 # moves. If hardly anything fell, try `fused=True`, then shrink the states. Drop `step.pickle` on
 # [memory_viz](https://docs.pytorch.org/memory_viz). Bands from end to end are what lasts, the hill is forward and backward; a
-# click on a band names the line that made it. Bands of backward name none: another thread makes them.
+# click on a band names the line that made it. Most bands of backward name none: another thread makes them.
 # ([Lesson 10](../intermediate/10_oom_clinic.ipynb#5.-Instruments,-and-what-each-cannot-see) shows the page.)
 #
 # **transformers.** You have `model` and `dataset`. The `Trainer` keeps the account itself, for short runs:
@@ -641,4 +641,5 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 # ```
 #
 # Look at `train_mem_gpu_alloc_delta` (what stayed: optimizer state) and `train_mem_gpu_peaked_delta` (what rose above that
-# and went: gradients, activations, temporaries). For a large vocabulary, `use_liger_kernel=True` computes the loss in chunks.
+# and went: gradients, activations, temporaries). For a large vocabulary, `use_liger_kernel=True` (package
+# `liger-kernel`) computes the loss in chunks.
