@@ -23,10 +23,10 @@ from utils.lessons.lesson_18.compare import (
 )
 from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
 from utils.lessons.lesson_18.pieces import attend_piece
-from utils.lessons.lesson_18.published import torchtitan_runs
+from utils.lessons.lesson_18.published import QWEN3_8B, TRL_ROW, torchtitan_runs
 from utils.lessons.lesson_18.refusals import check_heads, check_length
 from utils.lessons.lesson_18.ring import places, ring_attention, shares, ulysses_attention
-from utils.lessons.lesson_18.rounds import pairs_of, round_ends
+from utils.lessons.lesson_18.rounds import hides_from, pairs_of, round_ends
 from utils.ranks import RankError, run_ranks
 
 RANKS, LENGTH, WIDTH = 4, 64, 16
@@ -167,6 +167,25 @@ def test_published_rows_are_those_of_the_lesson() -> None:
     for rows in torchtitan_runs().values():
         assert [row.cp for row in rows] == [1, 2, 4, 8]
         assert {row.length // row.cp for row in rows} == {32_768}
+
+
+def test_the_shape_of_trls_model_has_its_checkpoints_count() -> None:
+    assert QWEN3_8B.parameter_count == QWEN3_8B.published_count
+    assert "345 tokens/s" in TRL_ROW
+
+
+@pytest.mark.parametrize("start", [0.0, 3.0])
+def test_a_message_hides_from_where_its_round_works_as_long(start: float) -> None:
+    tokens, work, message = 8, 5.0, 7.0
+    found = hides_from(tokens, work, message, start)
+    longer = found / tokens
+    assert work * longer**2 == pytest.approx(message * longer + start)
+
+
+@pytest.mark.parametrize("wrong", [{"work": 0.0}, {"message": -1.0}, {"start": -1.0}])
+def test_a_round_without_work_hides_nothing(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        hides_from(8, **{"work": 1.0, "message": 1.0, **wrong})
 
 
 def test_the_pictures_say_who_holds_and_who_sends() -> None:

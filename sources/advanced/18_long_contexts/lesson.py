@@ -14,9 +14,9 @@
 # **The question.** A 7B model must train on sequences of 512k tokens, and longer. How do GPUs share one sequence (*context
 # parallelism*, CP), and from what length on must they?
 #
-# **Promise.** You pass keys around a ring of four ranks, and get one process's gradients. At 256k tokens a GPU of 80 GB still trains
-# a 7B on a sequence of its own, if checkpoints wait on the host and the MLP is tiled: 60 GiB with a margin. At 512k this takes 83,
-# too much. Eight GPUs that share the sequence take 60 each.
+# **Promise.** You pass keys around a ring of four ranks, and get one process's gradients. At 256k tokens each of eight GPUs of 80 GB
+# still trains a 7B on a sequence of its own, if checkpoints wait on the host and the MLP is tiled: 60 GiB with a margin. At 512k this
+# takes 83, too much with states on the GPU. Eight that share one take 60 each.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -48,10 +48,10 @@ from utils.lessons.lesson_18.compare import apart, gathered, gradient_error, mer
 from utils.lessons.lesson_18.figures import draw_growth, draw_overlap, draw_rounds
 from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
 from utils.lessons.lesson_18.pieces import attend_piece as kernel, piece_gradients as kernel_backward
-from utils.lessons.lesson_18.published import LLAMA_3_FLOPS, torchtitan_runs
+from utils.lessons.lesson_18.published import LLAMA_3_FLOPS, QWEN3_8B, TRL_ROW, torchtitan_runs
 from utils.lessons.lesson_18.records.growth import DRAWN, LINES, RANKS as GPUS, TOLD, VERDICT, fits, is_the_same, on_host_bytes, recorded, ring_of
 from utils.lessons.lesson_18.refusals import check_heads, check_length
-from utils.lessons.lesson_18.rounds import pairs_of, round_ends
+from utils.lessons.lesson_18.rounds import hides_from, pairs_of, round_ends
 from utils.lessons.lesson_18.volumes import told_megabytes
 
 # %% [markdown]
@@ -66,10 +66,10 @@ from utils.lessons.lesson_18.volumes import told_megabytes
 held, room_bytes, ABOVE = recorded("reserved_bytes"), simulated_device("H100").usable_bytes, 0.16
 show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, above=ABOVE, told=TOLD, device="a simulated H100-80GB",
                  title="Qwen2.5-7B on 8 GPUs: FSDP2, fp32 states, bf16, flash attention"),
-     alt="What a GPU reserves, and 16% on top, over 8k to 1M tokens, doubling as tokens double. The GPU has 78. At 128k: plain 1,132 GiB, chunked loss and checkpoints 89, these offloaded 68. At 256k offloaded takes 109, with a tiled MLP 60, and a ring of eight 42. At 512k tiled takes 83 and the ring 60. At 1M only the ring with offloaded checkpoints fits, with 67.")
+     alt="What a GPU reserves, and 16% on top, over 8k to 1M tokens: the longer, the nearer to doubling as tokens double. The GPU has 78. At 128k: plain 1,132 GiB, chunked loss and checkpoints 89, these offloaded 68. At 256k offloaded takes 109, with a tiled MLP 60, and a ring of eight 42. At 512k tiled takes 83 and the ring 60. At 1M only the ring with offloaded checkpoints fits, with 67.")
 
 # %% [markdown]
-# **Read it.** Each line doubles with the tokens once it leaves what does not grow: states (10.6 GiB) and gathered weights. With
+# **Read it.** Lines near doubling with the tokens as they leave what does not grow: states (10.6 GiB) and gathered weights. With
 # flash attention **memory is linear, and only the work is quadratic**. The peaks at 128k, with their parts above 2 GiB:
 
 # %% jupyter={"source_hidden": true}
@@ -82,27 +82,25 @@ print(f"the GPU has {room_bytes / 2**30:.1f} GiB; 28 blocks' inputs: 28 x 131,07
 
 # %% [markdown]
 # **Read it.** Without a chunked loss, three fp32 copies of the logits take 222.8 GiB. Without checkpoints
-# ([05](../intermediate/05_checkpointing.ipynb)), all that 28 blocks keep stays. With both, the blocks' inputs are left, 24.5 GiB,
-# and the inside of **one** block while it is recomputed, with its gradients, 34. This reserves 77.2 of 78.4 GiB: do not
-# count on what is left. With the inputs on the host 58.7 are reserved. Then most is the MLP's: with that tiled, 256k fits, too.
+# ([05](../intermediate/05_checkpointing.ipynb)), all that 28 blocks keep stays. With both, the blocks' inputs are left, 24.5 GiB, and
+# the inside of **one** block while it is recomputed, with its gradients, 34. This reserves 77.2 of 78.4 GiB; with the inputs on the
+# host, 58.7. Then most is the MLP's: with that tiled, 256k fits, too.
 #
 # ## 2. Attention in blocks, around a ring
 #
-# At 512k all this is too much. Context parallelism divides the *tokens*, attention's work, too. (Megatron's *sequence
-# parallelism* divides tokens outside of attention and MLP only.) Four ranks hold two of eight *pieces* each: neighbours (*in order*), or
-# one from the front and one from the back (*zigzag*). Queries stay. Keys and values **go around a ring**; from here on *keys* means
-# both. After four *rounds* every rank has met all keys:
+# At 512k all this is too much. Context parallelism divides the *tokens*, attention's work, too. Four ranks hold two of eight *pieces*
+# each: neighbours (*in order*), or one from the front and one from the back (*zigzag*). Queries stay. Keys and values (*keys*,
+# from here on) **go around a ring**. After four *rounds* every rank has met all keys:
 
 # %%
 show(draw_holders(), alt="Causal attention as squares of pieces. In order ranks compute 2, 6, 10 and 14 squares; in zigzag 8 each. Below, zigzag's keys move one rank to the right each round. At the bottom, the gradient of keys 0 and 7 visits ranks 0 to 3, collects a term on each, and moves once more, home to rank 0.")
 
 # %% [markdown]
-# **Read it.** Take the box of round 1 and rank 1. The keys of pieces 0 and 7 came from rank 0. Rank 1 holds 1 and 6: both see 0,
+# **Read it.** Take rank 1 in round 1. The keys of pieces 0 and 7 came from rank 0. Rank 1 holds 1 and 6: both see 0,
 # neither sees 7.
 #
-# So keys come in blocks, one after the other. Flash attention can do that: it never stores the quadratic matrix of scores. It
-# reads keys block by block, and keeps for each query the largest score so far, the sum of exponentials, and the output. When a
-# larger score comes, these sums are scaled down.
+# So keys come in blocks. Flash attention reads them so: it never stores the quadratic matrix of scores, and keeps for each query the
+# largest score so far, the sum of exponentials, and the output. When a larger score comes, these sums are scaled down.
 
 # %%
 def attend_in_blocks(q, k, v, size):
@@ -246,9 +244,9 @@ for zigzag in (False, True):
     assert gap < 1e-13 and sent == {predicted}, "fp64 rounds at 1e-16; every piece once, every gradient home"
 
 # %% [markdown]
-# **Read it.** Both layouts equal one process to fp64's rounding. A rank sends $3-2/n$ times all keys: $n$ hardly matters.
+# **Read it.** Both layouts equal one process to fp64's rounding. A rank sends $3-2/n$ times all keys: below three for any $n$.
 #
-# Training is in bf16, and the ring adds up in fp32. What would sums in bf16 cost?
+# Training is in bf16. What would sums in bf16 cost?
 
 # %%
 for name, sums in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
@@ -257,7 +255,7 @@ for name, sums in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         print(f"{what:<13} added up in {name}: {errors} terms (measured on one process, from fp64)")
 
 # %% [markdown]
-# **Read it.** In bf16 every sum rounds again, so errors grow with the terms. In fp32 only the last rounding stays. So key
+# **Read it.** In bf16 every sum rounds again, so errors grow with the terms. In fp32 the kernel's roundings stay, and the last. So key
 # gradients travel in fp32: $8n-4$ bytes for each number of a rank's keys, in place of $6n-4$.
 #
 # ## 3. Who holds which token
@@ -334,7 +332,7 @@ def ulysses(q, k, v, mask=None):
 # | way | sends | holds beside its own |
 # |---|---|---|
 # | ring | $(3n-2) \cdot 2K$ | keys that pass, with gradients |
-# | gathered | $2(n-1) \cdot 2K$ | all keys |
+# | gathered | $2(n-1) \cdot 2K$ | all keys, with gradients |
 # | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | all tokens of its heads |
 
 # %%
@@ -351,7 +349,7 @@ for name, (way, zigzag, numbers) in WAYS.items():  # Ulysses in order: its joine
 # **Read it.** Ulysses' part for queries falls with $n$, and for keys until $n$ reaches $K$.
 #
 # **Question.** Qwen2.5-7B has 28 query heads and 4 key-value heads. Over how many of a node's eight GPUs, at most, can
-# this page's `ulysses` share one of its sequences?
+# this page's `ulysses` share a sequence?
 
 # %%
 most_ranks = ...
@@ -362,16 +360,16 @@ check("18.most_ranks", most_ranks)
 
 # %% jupyter={"source_hidden": true}
 print("MB that one of n ranks sends for a layer, 131,072 tokens, forward and backward (predicted):")
-print(*(told_megabytes(name, n, 131_072) for name, n in (("llama-3-8b", 8), ("qwen2.5-7b", 8), ("llama-3-70b", 64))), sep="\n")
+print(*(told_megabytes(name, n, 131_072) for name, n in (("llama-3-8b", 2), ("llama-3-8b", 8), ("qwen2.5-7b", 8), ("llama-3-70b", 64))), sep="\n")
 
 # %% [markdown]
-# **Choose.** Ulysses sends least, where heads divide. But attention waits for it: take it inside a node. A ring sends
-# behind attention (section 5): take it across nodes. The two combine, as in Qwen's row. Gathering is simple, and holds all keys.
+# **Choose.** Over two ranks gathering sends least, over many Ulysses, where heads divide. But attention waits for both: take them
+# inside a node. A ring sends behind attention (section 5): take it across nodes. Ulysses and a ring combine, as in Qwen's row.
 #
 # ## 4. A model, and packed documents
 #
-# All other layers look at one token at a time. So a model needs three things beside the attention: this rank's tokens, *their
-# positions*, and targets that were shifted **before** they were split. The loss is a sum, divided once by all ranks' targets.
+# All other layers look at one token at a time. So a model needs three things more: this rank's tokens, *their
+# positions*, and targets shifted **before** they were split. The loss is a sum, divided once by all ranks' targets.
 
 # %% jupyter={"source_hidden": true}
 def fresh():
@@ -413,7 +411,7 @@ for name, (way, zigzag, _) in WAYS.items():
     assert gap < 1e-12, f"{name} trains another model: fp64 rounds at 1e-16, and six steps add up a few hundred of these"
 
 # %% [markdown]
-# A long row is mostly several documents. They are **packed**: a token sees its own document's, a document's last token has no
+# A long row often holds several documents. They are **packed**: a token sees its own document's, a document's last token has no
 # target, positions restart. Ulysses takes this mask as it is, since a rank has all tokens; at 128k it
 # would be 16 GiB, and kernels take the documents' ends instead.
 
@@ -449,7 +447,7 @@ print("targets by rank:", *counts, f" in a mean of the ranks' means one on rank 
 #
 # ## 5. 7B at 128k, and longer
 #
-# Eight ranks share one sequence of 131,072 tokens by section 2's ring, and the states.
+# Eight ranks share 131,072 tokens by section 2's ring, and the states.
 
 # %%
 ours = of_one_rank("qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing", attend=ring(True))
@@ -462,9 +460,9 @@ assert sent == 28 * (4 * (GPUS - 1) + 2 * (GPUS - 1) + 4 * GPUS) * 2 * 131_072 /
 score("18", ours)  # a row of your scoreboard
 
 # %% [markdown]
-# What do real runs reach? torchtitan trained Llama 3.1 8B and 405B on H100s of **96 GB** at 500 W, compiled, linear
+# torchtitan trained Llama 3.1 8B and 405B on H100s of **96 GB** at 500 W, compiled, linear
 # layers in fp8; its table does not say whether by ring or gather. A token costs four forwards in linear layers, and 4.5 in
-# attention (flash's backward costs 2.5). The last column takes linear layers at once, twice and four times
+# attention (flash's backward costs 2.5). The last columns take linear layers at once, twice and four times
 # attention's rate, which is not told:
 
 # %% jupyter={"source_hidden": true}
@@ -482,13 +480,13 @@ for name, rows in runs.items():
         print(f"{name}, {row}: {slower:.2f} times the first row's time a token; beyond arithmetic", *(f"{each:.2f}" for each in left[name]))
 
 # %% [markdown]
-# **Read it.** Tokens **a rank** decide the 8B's memory: 84 GiB at 32k and at 262k. The 16% are this one run's, on a roomier card.
+# **Read it.** Tokens **a rank** decide the 8B's memory: 84 GiB at 32k and at 262k. The 16% are one run's, on a larger card.
 # At CP 8 the 8B takes 7.10 times as long a token. Arithmetic leaves a factor of 1.90 where linear layers ran at
-# attention's rate, and 1.17 at four times that; of the 405B, with TP and PP beside CP, 2.25 and 1.18. At CP 2 the latter falls
+# attention's rate, and 1.17 at four times that; of the 405B, with TP and PP beside CP, 2.25 and 1.18. At CP 2 the 8B's falls
 # below 1: these splits are guesses.
 #
-# **When do messages hide?** With $c$ tokens a rank, a round's attention grows with $c^2$, and its messages with $c$. Llama 3 405B
-# reached 380 TFLOP/s at 131,072 tokens (published, bf16), as a whole step; attention alone is faster:
+# **When do messages hide?** With $c$ tokens a rank, a round's attention grows with $c^2$, its messages with $c$. Llama 3 405B
+# reached 380 TFLOP/s at 131,072 tokens (published, bf16), as a whole step; attention alone may be slower or faster:
 
 # %%
 def round_seconds(shape, bandwidth, c, attention_flops=LLAMA_3_FLOPS):
@@ -509,17 +507,17 @@ qwen, speeds = model_shape("qwen2.5-7b"), {where: link(where).sustained_bytes_pe
 rounds = {where: {2**k: round_seconds(qwen, speed, 2**k) for k in range(7, 17)} for where, speed in speeds.items()}
 show(draw_overlap(rounds, here=16_384, title="Qwen2.5-7B around a ring in zigzag, attention at 380 TFLOP/s"),
      alt="Milliseconds of a round over tokens of a rank. Attention grows with their square, messages grow with them. Backward's messages hide from 351 tokens on over NVLink and from 2,714 over InfiniBand; the run of 128k over eight GPUs has 16,384.")
-for s in (131_072, 1_048_576):
-    steps = [step_seconds(qwen, speeds["NVLink 4"], s, attention_flops=gain * LLAMA_3_FLOPS) for gain in (0.5, 1, 2)]
-    print(f"{s:>9,} tokens, a ring of 8 over NVLink: a step with attention at 190, 380, 760 TFLOP/s:", *(f"{step:.1f}" for step in steps), "s (predicted)")
-print("backward's messages hide from", *(f"{128 * found[128][3] / found[128][2]:,.0f} tokens a rank over {where};" for where, found in rounds.items()))
+for shape, s in ((qwen, 131_072), (qwen, 1_048_576), (QWEN3_8B, 1_048_576)):
+    steps = [step_seconds(shape, speeds["NVLink 4"], s, attention_flops=gain * LLAMA_3_FLOPS) for gain in (0.5, 1, 2)]
+    print(f"{shape.name:<10} {s:>9,} tokens, a ring of 8 over NVLink: a step with attention at 190, 380, 760 TFLOP/s:", *(f"{step:.1f}" for step in steps), "s (predicted)")
+print("backward's messages hide from", *(f"{hides_from(128, *found[128][2:]):,.0f} tokens a rank over {where}, with 10 us to start a message (assumed) from {hides_from(128, *found[128][2:], start=1e-5):,.0f};" for where, found in rounds.items()))
 
 # %% [markdown]
-# **Read it.** By bandwidth alone 351 tokens a rank are enough in a node, and 2,714 across nodes. Starting a message takes some 10 us
-# more, and attention twice as fast needs twice the tokens. At 16,384 nearly all hides. The verdict:
+# **Read it.** By bandwidth alone 351 tokens a rank are enough in a node, and 2,714 across nodes, and twice as many where attention
+# is twice as fast. With 10 us to start a message (assumed) 669 and 2,790. At 16,384 nearly all hides. The verdict:
 
 # %% jupyter={"source_hidden": true}
-pcie, slow = link("PCIe 5 x16").sustained_bytes_per_second, [f(map(f, left.values())) for f in (max, min)]
+states, pcie, slow = ours.breakdown["parameters"] + ours.breakdown["optimizer state"], link("PCIe 5 x16").sustained_bytes_per_second, [f(map(f, left.values())) for f in (max, min)]
 print(f"Qwen2.5-7B on H100s of {room_bytes / 2**30:.1f} GiB. Reserved GiB (simulated), and with half, all and twice the margin; a step at 380 TFLOP/s, without states' gathers (predicted);\n"
       f"copies to the host and back at {pcie / 1e9:.0f} GB/s, if none hides; a ring of 16 over InfiniBand; slowed: by the factors of both torchtitan runs at CP 8 and 262k, carried over")
 for line, tokens in VERDICT:
@@ -528,15 +526,17 @@ for line, tokens in VERDICT:
     step = again + step_seconds(qwen, speeds["NVLink 4" if ring_ranks <= 8 else "InfiniBand NDR"], tokens, ring_ranks)
     rate = tokens / ring_ranks / step
     slowed = f" (slowed: {rate / slow[0]:,.0f} to {rate / slow[1]:,.0f})" * (ring_ranks > 1)
-    host = f"; {8 * on_host / 2**30:,.0f} GiB on a node's host, copies {2 * on_host / pcie:.1f} s" * (on_host > 0)
+    host = f"; {8 * on_host / 2**30:,.0f} GiB on a node's host ({8 * qwen.layers * 2 ** (on_host // qwen.layers - 1).bit_length() / 2**30:,.0f} pinned), copies {2 * on_host / pcie:.1f} s" * (on_host > 0)
     print(f"{tokens // 1024:>5}k {line:<34}{size / 2**30:>6.1f}: {fits(size, room_bytes, ABOVE)}; a step {step:,.0f} s, {rate:,.0f} tokens/s a GPU{slowed}{host}")
+print(*(f"{tokens // 1024:>5}k tiled, states on the host, too (predicted: {states / 2**30:.1f} GiB less): {fits(held['both, offloaded, MLP tiled'][tokens] - states, room_bytes, ABOVE)}" for tokens in (2**19, 2**20)), TRL_ROW, sep="\n")
 
 # %% [markdown]
-# **Read it.** At 128k and 256k you need no ring: each GPU trains on its own sequence. But its checkpoints fill 392 GiB of the host at
-# 256k (448 where PyTorch pins, in powers of two), and a step takes 210 s. At 512k that fits with half the margin only, while states stay on
-# the GPU; a ring of eight takes 60 GiB. At 1M the ring needs the host, too, or 16 GPUs. So TRL trains Qwen3-8B on eight H100s:
-# [380 s a step, 56.2 GB](https://huggingface.co/docs/trl/en/long_context_training) (published), 345 tokens/s a GPU: more than the slowed figures.
-# ALST keeps more on the host: 500k tokens of an 8B on one H100 (published).
+# **Read it.** At 128k and 256k you need no ring: each GPU trains on its own sequence. But the node's checkpoints fill 392 GiB of its
+# host at 256k (448 where PyTorch pins, in powers of two), and a step takes 210 s. At 512k that fits with half the margin only, or (71
+# GiB) with states on the host, too; a ring of eight takes 60. At 1M one GPU fails (133); the ring needs the host, or 16 GPUs. So TRL
+# trains Qwen3-8B on eight H100s: [380 s a step, 56.2 GB](https://huggingface.co/docs/trl/en/long_context_training) (published), between
+# the predicted 501 and 261 s. At 345 tokens/s a GPU it beats the slowed figures, with a larger model. ALST keeps more on the host: 500k
+# tokens of an 8B on one H100 (published).
 #
 # ## Break it, diagnose it
 #
@@ -558,7 +558,7 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
     assert max(map(abs, gaps)) > 1e-6, f"{fault} was not found"
 
 # %% [markdown]
-# **Diagnose it.** With restarting positions each rank believes that it has the beginning. Shifted after the split, four of 64
+# **Diagnose it.** With restarting positions each rank believes that it has the beginning. Shifted after the split, four of a row's 64
 # targets are gone and three are another piece's first token. Gradients not at home leave the first loss right. A
 # `DistributedSampler` over all ranks gives each its own row. So compare several losses with one process, in fp64, at a small
 # size.
@@ -566,9 +566,10 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # %% [markdown]
 # ## Recap
 #
-# Softmax adds up by log-sum-exps, in fp32: keys may come from anywhere.
+# Softmax adds up by log-sum-exps, in fp32: keys may come from anywhere. In this simulation a 7B's GPUs must share a sequence at 1M
+# tokens; at 512k where states stay on them.
 #
-# Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Then compare with the
+# Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
 #
 # **References.** [Ring Attention](https://arxiv.org/abs/2310.01889), [DeepSpeed-Ulysses](https://arxiv.org/abs/2309.14509),
@@ -685,7 +686,9 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # # Once. (PyTorch's own way is private: `_context_parallel_shard`, with a load balancer for documents.)
 # flex, block_mask = torch.compile(flex_attention), torch.compile(create_block_mask)
 #
-# def gathered(x, dim):  # from all GPUs, in their order; its gradient is summed over them in bf16 (section 2), and split again
+# # From all GPUs, in their order. The gradient is summed over them in bf16 (section 2), and split again: section 3 counts fp32, and
+# # `gathered(k.float(), 2).to(k.dtype)` sums so, but gathers twice the bytes.
+# def gathered(x, dim):
 #     return DTensor.from_local(x, mesh["cp"], [Shard(dim)]).full_tensor(grad_placements=[Partial()])
 #
 # order = gathered(own, 0)

@@ -5,12 +5,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from evidence.validation.tables import table
+from utils.catalog import ModelShape
 from utils.checked import check_public
 
-__all__ = ["LLAMA_3_FLOPS", "torchtitan_runs"]
+__all__ = ["LLAMA_3_FLOPS", "QWEN3_8B", "TRL_ROW", "torchtitan_runs"]
 
 # Model FLOP/s of a GPU: Llama 3 405B in bf16 on 16,384 H100, 131,072 tokens, CP 16 (arXiv:2407.21783, table 4).
 LLAMA_3_FLOPS = 380e12
+
+# huggingface.co/Qwen/Qwen3-8B, config.json; the count is that of its checkpoint.
+QWEN3_8B = ModelShape(
+    name="qwen3-8b", family="llama", layers=36, hidden=4096, heads=32, kv_heads=8, head_width=128, feedforward=12_288,
+    vocabulary=151_936, max_sequence=40_960, qk_norm=True, published_count=8_190_735_360, published_step=1,
+    source="huggingface.co/Qwen/Qwen3-8B, config.json",
+)  # fmt: skip
+
+# TRL's guide (huggingface.co/docs/trl/en/long_context_training): one sequence of 2**20 tokens a step on eight H100s.
+_TRL_SECONDS, _TRL_GPUS, _TRL_TOKENS = 380, 8, 2**20
+TRL_ROW = (
+    f"{_TRL_TOKENS // 1024:>5}k TRL's Qwen3-8B, offloaded, over a ring of {_TRL_GPUS}: 56.2 GB; a step {_TRL_SECONDS} s, "
+    f"{_TRL_TOKENS / _TRL_GPUS / _TRL_SECONDS:.0f} tokens/s a GPU (published)"
+)
 
 # Tables of torchtitan's page, by the model: on H100 of 96 GB at 500 W, compiled; 405B with TP 8 and PP 8 beside CP.
 _TABLES = {"llama-3-8b": "2", "llama-3.1-405b": "6"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from utils.catalog.rules import above_zero
 from utils.checked import check_public
 
-__all__ = ["pairs_of", "round_ends"]
+__all__ = ["hides_from", "pairs_of", "round_ends"]
 
 
 def pairs_of(queries: int, keys: int, causal: bool) -> int:
@@ -27,6 +28,22 @@ def round_ends(pairs: Sequence[Sequence[int]]) -> list[int]:
         now += max(of_round)
         ends.append(now)
     return ends
+
+
+def hides_from(tokens: int, work: float, message: float, start: float = 0.0) -> float:
+    """Tokens of a rank from which a round's message takes no longer than its work.
+
+    Work grows with the square of the tokens, what a message carries with the tokens.
+
+    Args:
+        tokens: of a rank, in the round that was timed.
+        work, message: that round's seconds.
+        start: seconds that a message takes beside, however short it is.
+    """
+    above_zero("hides_from()", tokens=tokens, work=work, message=message)
+    if start < 0:
+        raise ValueError(f"hides_from() needs start to be 0 or more, and got {start}.")
+    return tokens * (message + (message**2 + 4 * work * start) ** 0.5) / (2 * work)
 
 
 check_public(globals())
