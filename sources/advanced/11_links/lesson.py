@@ -167,8 +167,8 @@ for name, (steps, most) in FORMULAS.items():
 
 # %% [markdown]
 # **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce: 14 steps, 7,168 bytes. The tree takes
-# 6 steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, joins nodes by a pair of *binary* trees, in which
-# nobody has more than two below it, and passes on chunks ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
+# 6 steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, joins nodes by two *binary* trees (at most two
+# below each), and passes on chunks ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
 #
 # ### Break it: a collective in another order
 #
@@ -257,7 +257,7 @@ print(f"64 KiB over 8 nodes by NCCL's tree and its protocol LL: starts of {1e3 *
 
 # %% [markdown]
 # **Read it.** A gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one. 64 KiB are
-# all start: more ports do not help. NCCL has a tree for these, and the protocol *LL*, whose starts are shorter: 0.05 ms.
+# all start: more ports do not help. The starts of NCCL's tree take 0.05 ms, by its protocol *LL*.
 #
 # ## 3. Two hosts
 #
@@ -321,8 +321,8 @@ for hosts in (2, 16, 64):
 # **Read it.** The flat ring sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$ hosts.
 # That gain vanishes with many hosts. *Order* matters more: so launchers number ranks host by host, and NCCL reads the
 # topology. *These bytes at 200 Mbit/s* is a floor found afterwards: what the kernel counted in this run, over the link's rate.
-# The first row's count is less than what was sent, and too low: rank 0 reads the counter after the barrier, when others may
-# already send. We did not separate the causes of the rest.
+# The first row's count is too low: rank 0 read its counter when others already sent. We did not separate the causes of the
+# rest.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -376,7 +376,7 @@ show(draw_buckets(shown, title="All-reduces beside backward, over 200 Mbit/s", d
      alt="Backward, then six lanes of all-reduces. One layer a bucket: many short ones run along with backward; 16: a single one "
      "begins when backward ends. Of the three with 10 ms more a start, 4 a bucket ends first.")
 
-# %%
+# %% jupyter={"source_hidden": true}
 seconds_alone = dict(each_alone)
 ends = [LAYER_SECONDS * (number + 1) for number in range(LAYERS)]
 columns = {"bucket": [format_bytes(nbytes) for nbytes in seconds_alone], "one alone": [1e3 * each for each in seconds_alone.values()]}
@@ -389,10 +389,9 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 
 # %% [markdown]
 # **Read it.** One bucket for all hides nothing. Predicted best are small ones where a start is cheap, and 4 layers where it costs
-# 10 ms more. Measured, 8 came first there, but with too much noise to refute the 4: the last row's two should
-# differ by 10 ms, the second longer.
-# The prediction has the times of all-reduces alone; beside backward they may take longer. The smallest one alone beats the
-# rate, since the cable lets the first 64 KiB pass at once.
+# 10 ms more. Measured, 8 came first, in too much noise: the last row's two should differ by 10 ms.
+# Beside backward an all-reduce may take longer than alone. The smallest alone beats the rate: the cable lets 64 KiB pass at
+# once.
 # DDP's size is `bucket_cap_mb`, 25 by default (the first bucket 1).
 #
 # ## 5. Reading the tools
@@ -482,7 +481,7 @@ print(job.look("collectives"), job.look("code"), sep="\n\n")
 #
 # Compute before you cure. In the simulator an all-reduce between 8 nodes takes $\alpha + 2 \cdot \frac{7}{8} B \beta$: the
 # hierarchical formula without the work inside nodes, at 80% of the rates: 10 GB/s for TCP, 160 for eight ports of InfiniBand.
-# The next cell takes these, and the seconds of forward and backward, from the simulator.
+# The next cell has its seconds.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -503,8 +502,8 @@ print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a
 
 # %% [markdown]
 # The first line gives node 5's 901 ms, as the same formula must. (In a real job each pass waits for its first bucket: a few
-# ms.) The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of the ports, or 6% by a flat ring's
-# $2 \cdot \frac{63}{64} B$, means the wrong network. Now cure the causes in turn:
+# ms.) The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of the ports, or 6%, means
+# the wrong network. Now cure the causes in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
@@ -531,7 +530,7 @@ show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step;
 # ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the same 100 ms
 # are more of one node's step.
 #
-# Cures overlap. Here is every combination of network, passes and node 5. `no_sync` (lesson 04) keeps three passes and sends in
+# Cures overlap: here are all combinations without the loader. `no_sync` (lesson 04) keeps three passes and sends in
 # the last. One pass needs three times the activations: measure its peak first.
 
 # %%
@@ -565,7 +564,7 @@ check("11.node_to_look_at", node_to_look_at)
 # | take | when | does not help |
 # |---|---|---|
 # | ring: under $2B$ a rank, $2(N-1)$ starts | large tensors | small tensors, many ranks |
-# | tree: $2\log_2 N$ steps | small tensors | bandwidth, unless it is a pair of binary trees, in chunks |
+# | tree: $2\log_2 N$ steps | small tensors | bandwidth, unless binary and in chunks |
 # | larger buckets | a start is expensive | a slow link: bytes stay |
 # | fewer bytes (bf16 gradients, accumulation with `no_sync`) | the link is full | stragglers |
 #
