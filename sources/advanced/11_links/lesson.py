@@ -390,8 +390,7 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # %% [markdown]
 # **Read it.** One bucket for all hides nothing. Predicted best are small ones where a start is cheap, and 4 layers where it costs
 # 10 ms more. Measured, 8 came first, in too much noise: the last row's two should differ by 10 ms.
-# Beside backward an all-reduce may take longer than alone. The smallest alone beats the rate: the cable lets 64 KiB pass at
-# once.
+# Beside backward each may take longer. The smallest alone beats the rate: the cable lets 64 KiB pass at once.
 # DDP's size is `bucket_cap_mb`, 25 by default (the first bucket 1).
 #
 # ## 5. Reading the tools
