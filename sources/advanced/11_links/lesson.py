@@ -167,8 +167,8 @@ for name, (steps, most) in FORMULAS.items():
 
 # %% [markdown]
 # **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce: 14 steps, 7,168 bytes. The tree takes
-# 6 steps, but its root sends $B \log_2 N$ bytes. The trees of NCCL, NVIDIA's library, join nodes, and pass on chunks
-# ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
+# 6 steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, joins nodes by two *binary* trees (at most two
+# below each), and passes on chunks ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
 #
 # ### Break it: a collective in another order
 #
@@ -217,13 +217,13 @@ def ping(wire, other, sizes, repeats=15):
 points = run_ranks(lambda: ping(Wire(), 1, SIZES), 2)[0]
 mine = fit_alpha_beta(*zip(*points, strict=True))
 show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One message between two ranks of this machine (gloo)"),
-     alt="Time over message size, both logarithmic: nearly flat at first, then rising in proportion to the "
-     "size, with the fitted line through the points.")
+     alt="Time over message size, both logarithmic: points that are nearly flat at first, then rise, and the line fitted to "
+     "them. Below it is printed how far it leaves the last point. A dotted line: start and bytes cost the same.")
 print(f"the largest message took {points[-1][1] / mine.seconds(SIZES[-1]):.2f} times what the line gives, which is fitted to all the points")
 
 # %% [markdown]
 # **Read it.** At the dotted line, $\alpha / \beta$ bytes, a message costs $2\alpha$. Left of it it is **latency-bound**: half
-# the bytes save at most a quarter. Right of it, it is **bandwidth-bound**. Where the printed ratio is far from 1, one $\beta$
+# the bytes save at most a quarter. Right of it, it is **bandwidth-bound**. Where the printed ratio is far from 1, as here, one $\beta$
 # does not serve all sizes: fit near those that you send.
 #
 # A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has several
@@ -252,11 +252,12 @@ PLACES = {"1 node: NVLink 4": (1, nvlink), "8 nodes: 8 ports of InfiniBand NDR":
 rows = [{"8 GPUs a node": name, "GB/s a direction": rate / GB, "64 KiB, ms": 1e3 * ring_seconds(64 * 1024, nodes, rate),
          "1 GB, ms": 1e3 * ring_seconds(GB, nodes, rate)} for name, (nodes, rate) in PLACES.items()]
 display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).hide().set_caption("ring all-reduce: rates and starts published, times predicted"))
+TREE_STARTS = 6.8e-6 + 2 * (7 * 1.8 * 0.6e-6 + math.log2(8) * 5e-6)  # same file: a base, seven hops inside a node, three between
+print(f"64 KiB over 8 nodes by NCCL's tree and its protocol LL: starts of {1e3 * TREE_STARTS:.2f} ms (predicted)")
 
 # %% [markdown]
 # **Read it.** A gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one. 64 KiB are
-# all start: more ports do not help. NCCL would send these over eight nodes by a tree and its protocol *LL*, with starts of 0.6
-# and 5 µs (same file): in about 0.05 ms.
+# all start: more ports do not help. The starts of NCCL's tree take 0.05 ms, by its protocol *LL*.
 #
 # ## 3. Two hosts
 #
@@ -301,9 +302,9 @@ over_link = {name: sum(m.bytes for m in hops_of[name] if m.source < 4 <= m.targe
 for name, size in over_link.items():
     _, seconds, kernel, is_right = raced[name]
     assert is_right, f"{name} gave a wrong sum"
-    predicted = (kernel or size) / (MEGABITS / 8 * 1e6)  # the kernel also counts headers and acknowledgements
+    floor = (kernel or size) / (MEGABITS / 8 * 1e6)  # the kernel also counts headers and acknowledgements
     rows.append({"host 0 to 1": name, "in B": size / NBYTES, "MB, counted": size / 1e6, "MB, by the kernel": (kernel or math.nan) / 1e6,
-                 f"at {MEGABITS} Mbit/s, ms (predicted)": 1e3 * predicted, "ms (measured, best of 3)": 1e3 * seconds, "ratio": seconds / predicted})
+                 f"these bytes at {MEGABITS} Mbit/s, ms": 1e3 * floor, "ms (measured, best of 3)": 1e3 * seconds, "ratio": seconds / floor})
 display(pd.DataFrame(rows).style.format(precision=2, na_rep="-").hide().set_caption(f"B = {format_bytes(NBYTES)}, {two_hosts.transport}"))
 assert [size / NBYTES for size in over_link.values()] == [7, 1.75, 1], "who talks over the link?"
 
@@ -319,8 +320,9 @@ for hosts in (2, 16, 64):
 # %% [markdown]
 # **Read it.** The flat ring sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$ hosts.
 # That gain vanishes with many hosts. *Order* matters more: so launchers number ranks host by host, and NCCL reads the
-# topology. The column *predicted* is a floor found afterwards: bytes that the kernel counted in this run, over the link's rate.
-# We did not separate the causes of the rest.
+# topology. *These bytes at 200 Mbit/s* is a floor found afterwards: what the kernel counted in this run, over the link's rate.
+# The first row's count is too low: rank 0 read its counter when others already sent. We did not separate the causes of the
+# rest.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -372,9 +374,9 @@ each_alone, stepped = run_hosts(lambda wire: sweep(wire, train_step, BUCKETS, ST
 shown = {f"{layers} a bucket" + (", +10 ms" if more else ""): stepped[more, layers] for more in STARTS_MORE for layers in (1, 4, 16)}
 show(draw_buckets(shown, title="All-reduces beside backward, over 200 Mbit/s", device="two hosts"),
      alt="Backward, then six lanes of all-reduces. One layer a bucket: many short ones run along with backward; 16: a single one "
-     "begins when backward ends. With 10 ms more a start, 4 a bucket ends first.")
+     "begins when backward ends. Of the three with 10 ms more a start, 4 a bucket ends first.")
 
-# %%
+# %% jupyter={"source_hidden": true}
 seconds_alone = dict(each_alone)
 ends = [LAYER_SECONDS * (number + 1) for number in range(LAYERS)]
 columns = {"bucket": [format_bytes(nbytes) for nbytes in seconds_alone], "one alone": [1e3 * each for each in seconds_alone.values()]}
@@ -387,8 +389,8 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 
 # %% [markdown]
 # **Read it.** One bucket for all hides nothing. Predicted best are small ones where a start is cheap, and 4 layers where it costs
-# 10 ms more. The measurements are too noisy to confirm the 4: the last row's two should differ by 10 ms.
-# The prediction has the times of all-reduces alone; beside backward they may take longer.
+# 10 ms more. Measured, 8 came first, in too much noise: the last row's two should differ by 10 ms.
+# Beside backward each may take longer. The smallest alone beats the rate: the cable lets 64 KiB pass at once.
 # DDP's size is `bucket_cap_mb`, 25 by default (the first bucket 1).
 #
 # ## 5. Reading the tools
@@ -478,7 +480,7 @@ print(job.look("collectives"), job.look("code"), sep="\n\n")
 #
 # Compute before you cure. In the simulator an all-reduce between 8 nodes takes $\alpha + 2 \cdot \frac{7}{8} B \beta$: the
 # hierarchical formula without the work inside nodes, at 80% of the rates: 10 GB/s for TCP, 160 for eight ports of InfiniBand.
-# The next cell takes these, and the seconds of forward and backward, from the simulator.
+# The next cell has its seconds.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -495,12 +497,12 @@ def predict(network, slowest=1.35, passes_sent=3, hiding=1.0):
 for name, network, slowest in (("as found", TCP, 1.35), ("node 5 replaced", TCP, 1.0), ("then InfiniBand", INFINIBAND, 1.0)):
     each, shown, step = (1e3 * seconds for seconds in predict(network, slowest))
     print(f"{name:15} 297 x {each:.2f} = {297 * each:5,.0f} ms of all-reduce, {shown:5,.0f} not hidden, step {step:5,.0f} ms (predicted)")
-print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports")
+print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports; by a flat ring's bytes {9 / 8 * PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%}")
 
 # %% [markdown]
 # The first line gives node 5's 901 ms, as the same formula must. (In a real job each pass waits for its first bucket: a few
-# ms.) The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of the ports, or 6% by a flat ring's
-# $2 \cdot \frac{63}{64} B$, means the wrong network. Now cure the causes in turn:
+# ms.) The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of the ports, or 6%, means
+# the wrong network. Now cure the causes in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
@@ -524,9 +526,10 @@ show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step;
 
 # %% [markdown]
 # **The answer.** The job sends too much over too slow a way: three times a step, over TCP. Replacing node 5 takes away 189 ms of waiting, and 901
-# ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65, because one node gains more by it.
+# ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the same 100 ms
+# are more of one node's step.
 #
-# Cures overlap. Here is every combination of network, passes and node 5. `no_sync` (lesson 04) keeps three passes and sends in
+# Cures overlap: here are all combinations without the loader. `no_sync` (lesson 04) keeps three passes and sends in
 # the last. One pass needs three times the activations: measure its peak first.
 
 # %%
@@ -560,9 +563,9 @@ check("11.node_to_look_at", node_to_look_at)
 # | take | when | does not help |
 # |---|---|---|
 # | ring: under $2B$ a rank, $2(N-1)$ starts | large tensors | small tensors, many ranks |
-# | tree: $2\log_2 N$ steps | small tensors | bandwidth, unless cut in chunks |
+# | tree: $2\log_2 N$ steps | small tensors | bandwidth, unless binary and in chunks |
 # | larger buckets | a start is expensive | a slow link: bytes stay |
-# | fewer bytes (bf16 gradients, accumulation) | the link is full | stragglers |
+# | fewer bytes (bf16 gradients, accumulation with `no_sync`) | the link is full | stragglers |
 #
 # **Where next.** Do the [lab](../../labs/advanced/11_links.ipynb), in a copy (`make my-labs`); then compare with
 # the [solution](../../solutions/advanced/11_links.ipynb).
@@ -603,8 +606,8 @@ check("11.node_to_look_at", node_to_look_at)
 # ```
 # ib_write_bw -d mlx5_0 --report_gbits            # on node A; then on node B, and so for mlx5_1, ..., mlx5_7:
 # ib_write_bw -d mlx5_0 --report_gbits NODE_A
-# # nccl-tests, built with MPI=1; TUNING prints the algorithm and protocol of each size:
-# mpirun -np 64 -N 8 -x NCCL_DEBUG=INFO -x NCCL_DEBUG_SUBSYS=INIT,ENV,NET,TUNING all_reduce_perf -b 8 -e 8G -f 2 -g 1 | tee nccl.log
+# # nccl-tests, built with MPI=1, hosts with a node a line; TUNING prints the algorithm and protocol of each size:
+# mpirun --hostfile hosts -np 64 -N 8 -x NCCL_DEBUG=INFO -x NCCL_DEBUG_SUBSYS=INIT,ENV,NET,TUNING all_reduce_perf -b 8 -e 8G -f 2 -g 1 | tee nccl.log
 # grep "NET/IB : Using" nccl.log               # are all cards there?
 # grep GDRDMA nccl.log                         # nothing: the cards do not read the GPUs' memory (nccl 1412)
 # env | grep NCCL_; cat /etc/nccl.conf         # NCCL_IB_DISABLE=1 or NCCL_NET=Socket, left by somebody?
@@ -618,13 +621,14 @@ check("11.node_to_look_at", node_to_look_at)
 # ```
 # docker run --gpus all --network=host --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...
 # export NCCL_IB_HCA=mlx5 NCCL_SOCKET_IFNAME=eth0    # the cards; where ranks find each other
-# NCCL INFO Channel 07/0 : 0[0] -> 8[0] [send] via NET/IBext_v8/7/GDRDMA    # good (nccl 1453): the card reads the GPU's memory
+# # Good, in the log (nccl 1453), since the card reads the GPU's memory:
+# # NCCL INFO Channel 07/0 : 0[0] -> 8[0] [send] via NET/IBext_v8/7/GDRDMA
 # ```
 #
 # **Is it a node?** Give all ranks the *same* batches:
 #
 # ```python
-# # Under DDP, each rank by itself, without a collective.
+# # Under DDP, each rank by itself, but for the first batch: there DDP may still send the model's buffers.
 # import time
 # from statistics import median
 # import torch
