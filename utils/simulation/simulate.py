@@ -35,6 +35,7 @@ from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
+from utils.simulation.imports import imported_with_data
 from utils.simulation.left_out import left_out
 from utils.simulation.packed_sequences import packed_sequences
 from utils.simulation.recurrences import recurrences
@@ -198,6 +199,7 @@ def _simulating(
         stack.enter_context(explained(watcher))
         mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(watcher)
+        stack.enter_context(imported_with_data())
         stack.enter_context(without_data(watcher, card.is_cuda))
         stack.enter_context(recurrences(watcher.remark, card.is_cuda))
         stack.enter_context(packed_sequences())
