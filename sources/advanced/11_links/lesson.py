@@ -281,9 +281,10 @@ def race(wire):
         seconds = []
         for _ in range(3):
             x = torch.ones(NBYTES // 4)
-            dist.barrier()
             wire.moves.clear()
-            before, start = bytes_sent_here(), time.perf_counter()
+            before = bytes_sent_here()  # before the barrier: after it others may already send
+            dist.barrier()
+            start = time.perf_counter()
             reduce(wire, x)
             dist.barrier()
             seconds.append(time.perf_counter() - start)
@@ -321,8 +322,7 @@ for hosts in (2, 16, 64):
 # **Read it.** The flat ring sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$ hosts.
 # That gain vanishes with many hosts. *Order* matters more: so launchers number ranks host by host, and NCCL reads the
 # topology. *These bytes at 200 Mbit/s* is a floor found afterwards: what the kernel counted in this run, over the link's rate.
-# The first row's count is too low: rank 0 read its counter when others already sent. We did not separate the causes of the
-# rest.
+# The kernel also counts headers and acknowledgements; we did not separate the causes of the rest.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 

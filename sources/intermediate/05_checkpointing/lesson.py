@@ -31,7 +31,6 @@ my_bet_percent = 0
 here = setup("intermediate/05")
 
 # %% jupyter={"source_hidden": true}
-import math
 import random
 from dataclasses import replace
 from functools import cache, partial
@@ -290,7 +289,7 @@ check("05.best_segment", segment_size)
 for depth, ratio in ((36, 0), (36, 1), (36, inside // edge), (24, 13), (96, 13)):
     tensors = [alive(depth, s, 1, ratio, 0)[1] for s in range(1, depth + 1)]
     print(f"{depth} layers, inside {ratio:>2} times the edge: fewest at the first tooth with segments of {1 + tensors.index(min(tensors))},",
-          f"square root of n / (1 + r): {math.sqrt(depth / (1 + ratio)):.1f} (predicted)")
+          f"square root of n / (1 + r): {(depth / (1 + ratio)) ** 0.5:.1f} (predicted)")
 
 # %% [markdown]
 # **Read it.** With insides of $r$ edges the first tooth is lowest with $s$ near $\sqrt{n/(1+r)}$: here $\sqrt{36/9} = 2$.
@@ -533,9 +532,8 @@ print(f"a token: {plain / (4 * 2048) / 1e9:.2f} billion operations;", ", ".join(
 # one more (`fewest_blocks`).
 
 # %%
-edge_bytes = 4 * 2048 * large.hidden * 4  # fp32, as the residual stream is
 freed_bytes = (by_name["none"].peak_bytes - by_name["the first 7 blocks"].peak_bytes) / 7
-print(f"a block gives back {freed_bytes / 2**30:.2f} GiB at 4 sequences (simulated), {freed_bytes / edge_bytes:.0f} times its edge")
+print(f"a block gives back {freed_bytes / 2**30:.2f} GiB at 4 sequences (simulated), {freed_bytes / (4 * 2048 * large.hidden * 4):.0f} times its edge, in fp32")
 
 
 def reserved_by(blocks, loss_of, times):

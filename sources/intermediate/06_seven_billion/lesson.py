@@ -111,7 +111,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** The full sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every
-# weight moves*. A frozen weight needs neither. Eight-bit moments, another cure, would shorten the first bar alone.
+# weight moves*. A frozen weight needs neither. Eight-bit moments would shorten the first bar alone.
 # You build the two short bars now; no bar has activations yet.
 #
 # ## 2. LoRA by hand
@@ -207,9 +207,8 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, flash attention, autocas
 # - An adapter is trained and keeps its input. On query and value alone that is less, but QLoRA's authors needed all
 #   linear layers to match full fine-tuning (published: QLoRA, section 4).
 # - Beside a 16-bit layer `peft` casts the input to fp32, and autocast casts it back: a copy for each adapter. Beside a
-#   packed layer under autocast it does not: query, key and value share one input, gate and up another. Without autocast
-#   each adapter has an fp32 copy.
-# - A checkpointed block keeps its own input alone. (With fp32 weights that is twice as much.)
+#   packed layer under autocast it does not: query, key and value share one input, gate and up another.
+# - A checkpointed block keeps its own input alone.
 #
 # ## 3. Four bits by hand
 #
@@ -278,7 +277,7 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
 
 # %% [markdown]
 # **Read it.** Scales, and the layers that stay in 16 bits (embeddings, and the *head*, the matrix onto the vocabulary),
-# raise 3.4 GB (3.5, for a round seven billion) to 3.9 GB. In a step each product unpacks its weight, uses
+# raise 3.4 GB to 3.9 GB. In a step each product unpacks its weight, uses
 # it and drops it; backward unpacks it again.
 # [Lesson 08](08_smaller_weights.ipynb) measures what four bits cost in quality.
 #
@@ -388,8 +387,7 @@ if four_bits:
 
 # %% [markdown]
 # **Read it.** The adapters learned beside *rounded* weights. Merged into the 16-bit base they meet weights that they never
-# saw; unpacking the four-bit base first (`dequantize()`) keeps those they know, as plain numbers. Here no difference is
-# visible: the three losses lie within 0.0007, and packing changed the base's by 0.0001. A 7B may differ: evaluate the
+# saw; unpacking the four-bit base first (`dequantize()`) keeps those they know. Here the three losses lie within 0.0007. A 7B may differ: evaluate the
 # model that you will serve.
 #
 # ## 5. Seven billion, simulated
@@ -408,7 +406,7 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
 # **Read it.** The peaks agree. The allocator *reserved* more than in its simulation, so below you leave that much room.
 # At each peak three fp32 copies of the *logits* are alive, the scores of all words: here 152,064 and 128,256, in
 # Llama-2 32,000.
-# Under checkpointing they can be half of the peak; a loss in chunks shrinks them (lesson 05).
+# A loss in chunks shrinks them (lesson 05).
 #
 # Now Llama-2-7B in four ways (`scripted` builds model and optimizer):
 
@@ -444,13 +442,12 @@ figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four text
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
 # %% [markdown]
-# **Read it.** A line is drawn through each pair of full points. The hollow square, a single long text, lies close to its
-# line: here the tokens nearly decide alone. Four bits lower a line; checkpointing makes it flatter. QLoRA's is flatter
+# **Read it.** The hollow square, a single long text, lies close to its line: here the tokens nearly decide alone. Four bits lower a line; checkpointing makes it flatter. QLoRA's is flatter
 # than LoRA's, as it keeps fewer copies (section 2).
 #
 # The script pads shorter texts. Their mask rules out PyTorch's flash attention. Its memory-efficient kernel runs instead,
-# and keeps a bf16 copy of the mask in each block: 0.61 GB in all for this long text. Most of it finds room in what the allocator
-# had reserved.
+# and keeps a bf16 copy of the mask in each block: 0.61 GB in all, mostly within what
+# was reserved.
 #
 # A batch of 16 texts can go through the card in *micro-batches* whose gradients add up; a single text cannot be cut.
 
@@ -480,8 +477,7 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # On this card, where the second fits, so does the third: choose between rounding and time. A card of 12 GB cannot hold
 # 16-bit weights (13.5 GB).
 #
-# At equal micro-batches checkpointing costs more than the seconds here show: beside frozen weights, a second forward adds
-# half to the matrix work. The bet:
+# Beside frozen weights, a second forward adds half to the matrix work. The bet:
 
 # %%
 if four_bits:
@@ -513,13 +509,12 @@ print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: 
 #
 # ### The scenario as asked: a script for a real card
 #
-# *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4 in a file; it
-# does the first three of these four. Accept the model's licence on the Hub and log in (`hf auth login`) first. A line of
+# *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4 in a file do the first three of these four. Accept the model's licence on the Hub and log in (`hf auth login`) first. A line of
 # `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
 # By the table, texts of 1,024 need LoRA alone: in `qlora` omit `quantization_config` and the checkpointing line, and
-# ask for 16 micro-batches of 1. By its line that leaves 87 tokens, and none if twice as much lies beside the allocator
-# (CUDA's context, a desktop): then, or for more room, keep one of the two.
+# ask for 16 micro-batches of 1. By its line that leaves 87 tokens, and none if twice as much lies beside the allocator:
+# then, or for more room, keep one of the two.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over ranks. Of adapters these are half a
 # GB, so two cards train by plain data parallelism (the script then takes 32 texts an update). ZeRO-3 and FSDP
@@ -547,7 +542,7 @@ if four_bits:
 # makes a bf16 copy of the head (*cast weights*). The sum that runs through all blocks is fp32 too, and so is what
 # each checkpointed block keeps of it (*activations*).
 #
-# By default the call also turns checkpointing on (not in this cell). Where bf16 trains stably, leave the call out, and
+# By default the call also turns checkpointing on. Where bf16 trains stably, leave the call out, and
 # keep the script's line `model.gradient_checkpointing_enable({"use_reentrant": False})`. Without both, four texts take
 # 28.3 GB instead of 7.1.
 #
@@ -562,7 +557,7 @@ if four_bits:
 # <details><summary>Answer</summary>
 #
 # Both touch states that are small already. Activations fill the card: turn on checkpointing, or put
-# fewer texts into a micro-batch, where it has several.
+# fewer texts into a micro-batch.
 #
 # </details>
 #
@@ -646,7 +641,7 @@ if four_bits:
 # optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
 # ```
 #
-# **Look at** the trained share (for this Llama 0.1% by the first block, 0.6% by the second) and the peak of a step:
-# `torch.cuda.reset_peak_memory_stats()`, two steps, `torch.cuda.max_memory_allocated()`; then again with twice the
-# tokens. A token adds about 0.7 MB, as in the table. If it adds 5 MB by the first block, or 6 by the second,
+# **Look at** the trained share and the peak of a step:
+# `torch.cuda.reset_peak_memory_stats()`, two steps, `torch.cuda.max_memory_allocated()`; again with twice the
+# tokens. A token adds about 0.7 MB. If it adds 5 MB by the first block, or 6 by the second,
 # checkpointing is off.
