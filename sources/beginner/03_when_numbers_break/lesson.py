@@ -63,8 +63,8 @@ my_bet = ...
 #
 # $$(-1)^{s} \cdot 2^{e-b} \cdot \left(1 + f / 2^m\right)$$
 #
-# Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ it is worth $2^{1-b} \cdot f / 2^m$ instead: zero and the
-# **subnormal** numbers, of which $f = 1$ is the *smallest*. An $e$ of all ones means infinity or NaN. New words:
+# Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ it is worth $(-1)^s \cdot 2^{1-b} \cdot f / 2^m$ instead:
+# zero and the **subnormal** numbers, of which $f = 1$ is the *smallest*. An $e$ of all ones means infinity or NaN. New words:
 # [glossary](../00_glossary.ipynb).
 
 # %%
@@ -109,8 +109,8 @@ print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinit
 
 # %% [markdown]
 # **Read it.** `True` means swallowed. bf16 swallows updates eight times larger than fp16 does, so mixed precision keeps weights
-# in fp32. NaN comes from infinities that meet each other or a zero, as in a softmax by hand of a row that is all masked,
-# and from 0/0, as where all labels are ignored.
+# in fp32. NaN comes from infinities that meet each other or a zero, as in a softmax of a row that is all masked,
+# from 0/0, as where all labels are ignored, and from the root or logarithm of a negative number.
 #
 # ## 3. A run, and its flight recorder
 #
@@ -268,7 +268,8 @@ show(draw_scale(falling, title="A healthy scale: it searches, and then it saws (
 
 # %% [markdown]
 # **Read it.** Skips are how a scaler *searches*, and no fault. They never end: a healthy scale doubles until a step overflows, and
-# halves again, at PyTorch's interval about once in 2,000 steps. A scale that falls without end is a fault.
+# halves again. In the long run there are as many skips as doublings, so at PyTorch's interval at most one in 2,000 steps. A
+# scale that falls without end is a fault.
 #
 # **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
 # steps are skipped before the first good one?
@@ -280,7 +281,7 @@ check("03.skipped_steps", skipped_steps)
 # %% [markdown]
 # ### Planted: weights in bf16
 #
-# `model.to(bfloat16)` halves the memory. Adam moves a weight by about the learning rate. Between $2^k$ and $2^{k+1}$ neighbours
+# `model.to(bfloat16)` halves the memory of weights, gradients and Adam's moments. Adam moves a weight by about the learning rate. Between $2^k$ and $2^{k+1}$ neighbours
 # in bf16 are $2^{k-7}$ apart, so a move below $2^{k-8}$ is swallowed. This predicts which share of the weights never moves.
 
 # %%
@@ -394,8 +395,9 @@ show(draw_flight(norms["fp16"], title="(b) fp16: nothing learns, and only the la
          "else the gradients of all layers, the last one's weights too, are zero.")
 
 # %% [markdown]
-# **Diagnose it.** bf16 and fp32 train: it is range. fp16 starts at $\ln 8$, the loss of eight equal outputs, where its twins
-# start at 2.31 with the same weights: its last norm puts out zeros. Only the bias of `4` still gets gradients. The recorder names
+# **Diagnose it.** bf16 and fp32 train: it is range. fp16 starts near $\ln 8$, the loss of eight equal outputs, where its twins
+# start at 2.31 with the same weights: its last norm puts out zeros, and what is left is the small bias of `4`. It alone still gets
+# gradients, and learns. The recorder names
 # `3`, a `Norm`, whose backward made NaN for its *input*; so the map, of parameters, is red before `3`. Our own hooks agree, and
 # section 4 has the cure:
 
@@ -436,7 +438,7 @@ print("modules that put out zeros:", silent)
 print("gradients that are all zero:", len(unmoved), "of", len(list(multiplied.parameters())))
 
 # %% [markdown]
-# **Read it.** No NaN, no skip, and nothing learns. Activations above 256 are enough, and PyTorch's `nn.RMSNorm` [did the
+# **Read it.** No NaN, no skip, and nothing but the last bias learns. Activations of 256 are enough, and PyTorch's `nn.RMSNorm` [did the
 # same](https://github.com/pytorch/pytorch/pull/133085) when it was new. Look for *zeros* as you look for NaN.
 #
 # ### (c) NaN, and the scale falls without end
@@ -578,7 +580,7 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 # | 10 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (§6) |
 #
 # **Ranks** average gradients, so one rank's NaN is everybody's. In bf16 DDP and FSDP2 step with it, DeepSpeed's ZeRO
-# [skips](https://github.com/deepspeedai/DeepSpeed/pull/8035), and Megatron-LM
+# [skips](https://github.com/deepspeedai/DeepSpeed/pull/8035) it [in silence](https://github.com/deepspeedai/DeepSpeed/issues/8415), and Megatron-LM
 # [stops](https://github.com/NVIDIA/Megatron-LM/blob/main/pretrain_gpt.py). In fp16 all must skip together, as FSDP2's `GradScaler`
 # [does](https://github.com/pytorch/pytorch/pull/132816).
 #
@@ -712,9 +714,10 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
 #
-# In a healthy run `bad_batches` stands still. So does `skipped_steps` in bf16; in fp16 it grows by about one in 2,000.
+# In a healthy run `bad_batches` stands still. So does `skipped_steps` in bf16; in fp16, after the search, it grows by at most
+# about one in 2,000 steps.
 #
-# **transformers** logs the mean of other losses in place of NaN. Log unfiltered, and stop before such weights are saved:
+# **transformers** logs the mean of the other losses since its last line in place of NaN, or 0 where there is none. Log unfiltered, and stop before such weights are saved:
 #
 # ```python
 # import math  # You have: model, dataset
