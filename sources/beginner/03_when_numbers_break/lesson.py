@@ -246,7 +246,7 @@ show(draw_gradient_sizes(gradients, 2.0**16, title="A tiny loss: its gradients a
 #
 # ### Planted: a scale that is too large
 #
-# Start the scale at $2^{30}$. Predict the skips: a batch's largest gradient times the scale must stay below 65,504. A
+# Start the scale at $2^{30}$. Predict the skips: a batch's largest gradient (here a weight's) times the scale must not pass 65,504. A
 # skip leaves the weights, so each batch meets the first ones. This scaler doubles after 10 good steps; PyTorch's waits for 2,000.
 
 # %%
