@@ -88,7 +88,7 @@ def test_twins_say_which_run_ends_and_where_its_last_norm_is_dead() -> None:
     figure = draw_twins({"fp16": whole, "bf16": broken}, title="mine", mark=(1, "a NaN"))
     labels = [str(line.get_label()) for line in figure.axes[0].lines]
     assert "bf16: NaN from step 2" in labels and "fp16" in labels and "a NaN" in labels
-    assert "ring: last layer's gradients zero" in labels, "layer b's gradient is all zero"
+    assert "ring: last layer's weights get zeros" in labels, "layer b's gradient is all zero"
     assert "1 step skipped" in texts(figure) and evidence_of(figure) == "measured"
 
 

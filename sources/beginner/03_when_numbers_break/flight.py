@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 14
 BAD = "#bd1f01"
-RINGED = "ring: last layer's gradients zero"
+RINGED = "ring: last layer's weights get zeros"
 DEAD = 0.9  # of a layer's gradient is zero: what it put out was zero, too
 STYLES = ("o-", "s-", "^:")  # of twins, each thinner than the one below it: equal losses show all
 SIZES, WIDTHS = (9, 6, 3), (6.0, 3.2, 1.2)

@@ -63,8 +63,8 @@ my_bet = ...
 #
 # $$(-1)^{s} \cdot 2^{e-b} \cdot \left(1 + f / 2^m\right)$$
 #
-# Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ it is worth $2^{1-b} \cdot f / 2^m$ instead: zero and the
-# **subnormal** numbers, of which $f = 1$ is the *smallest*. An $e$ of all ones means infinity or NaN. New words:
+# Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ it is worth $(-1)^s \cdot 2^{1-b} \cdot f / 2^m$ instead:
+# zero and the **subnormal** numbers, of which $f = 1$ is the *smallest*. An $e$ of all ones means infinity or NaN. New words:
 # [glossary](../00_glossary.ipynb).
 
 # %%
@@ -109,8 +109,8 @@ print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinit
 
 # %% [markdown]
 # **Read it.** `True` means swallowed. bf16 swallows updates eight times larger than fp16 does, so mixed precision keeps weights
-# in fp32. NaN comes from infinities that meet each other or a zero, as in a softmax by hand of a row that is all masked,
-# and from 0/0, as where all labels are ignored.
+# in fp32. NaN comes from infinities that meet each other or a zero, as in a softmax of a row that is all masked,
+# from 0/0, as where all labels are ignored, and from the root or logarithm of a negative number.
 #
 # ## 3. A run, and its flight recorder
 #
@@ -181,9 +181,10 @@ for scale in (2.0**16, 2.0**30):
 # %%
 def train(dtype, scaled=False, *, init_scale=2.0**16, interval=20, lr=0.1, clip=None, unscale=True,
           batches=inputs, loss_of=F.cross_entropy, loss_weight=1.0, mode=nullcontext,
-          guard=False, model=None, passes=1):
+          guard=False, model=None, passes=1, adam=False):
     model = model or network(Norm)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr / loss_weight, momentum=0.9)
+    parameters = model.parameters()
+    optimizer = torch.optim.Adam(parameters, lr=lr) if adam else torch.optim.SGD(parameters, lr=lr / loss_weight, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval, enabled=scaled)
     with NumericsRecorder(model, optimizer, scaler) as recorder:
         for x, y in passes * list(zip(batches, labels, strict=True)):
@@ -245,7 +246,7 @@ show(draw_gradient_sizes(gradients, 2.0**16, title="A tiny loss: its gradients a
 #
 # ### Planted: a scale that is too large
 #
-# Start the scale at $2^{30}$. Predict the skips: a batch's largest gradient times the scale must stay below 65,504. A
+# Start the scale at $2^{30}$. Predict the skips: a batch's largest gradient (here a weight's) times the scale must not pass 65,504. A
 # skip leaves the weights, so each batch meets the first ones. This scaler doubles after 10 good steps; PyTorch's waits for 2,000.
 
 # %%
@@ -268,7 +269,8 @@ show(draw_scale(falling, title="A healthy scale: it searches, and then it saws (
 
 # %% [markdown]
 # **Read it.** Skips are how a scaler *searches*, and no fault. They never end: a healthy scale doubles until a step overflows, and
-# halves again, at PyTorch's interval about once in 2,000 steps. A scale that falls without end is a fault.
+# halves again. In the long run there are as many skips as doublings, so at PyTorch's interval at most one in 2,000 steps. A
+# scale that falls without end is a fault.
 #
 # **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
 # steps are skipped before the first good one?
@@ -280,8 +282,8 @@ check("03.skipped_steps", skipped_steps)
 # %% [markdown]
 # ### Planted: weights in bf16
 #
-# `model.to(bfloat16)` halves the memory. Adam moves a weight by about the learning rate. Between $2^k$ and $2^{k+1}$ neighbours
-# in bf16 are $2^{k-7}$ apart, so a move below $2^{k-8}$ is swallowed. This predicts which share of the weights never moves.
+# `model.to(bfloat16)` halves the memory of weights, gradients and Adam's moments. Adam moves a weight by about the learning rate.
+# Between $2^k$ and $2^{k+1}$ neighbours in bf16 are $2^{k-7}$ apart, so a move below $2^{k-8}$ is swallowed. This predicts which share of the weights never moves.
 
 # %%
 def fine_tune(weights, lr):
@@ -374,11 +376,14 @@ print(f"a network whose gradients are all zero ends at {ending(stalled):.2f} on 
 # **Diagnose it.** fp16 ends where a frozen network does. It stepped with $1/65536$: somebody clipped *scaled*
 # gradients, and the scaler divided afterwards ([as
 # Lightning](https://github.com/Lightning-AI/pytorch-lightning/issues/9694) in 2021). Cure: `scaler.unscale_(optimizer)`
-# before `clip_grad_norm_`.
+# before `clip_grad_norm_`. Adam divides by the gradients' size, and so hides the fault from the loss: look at the norms.
 
 # %%
 cured = train(FP16, scaled=True, clip=1.0)
 summary("unscale_, then clip", cured)
+with_adam = train(FP16, scaled=True, clip=1.0, unscale=False, adam=True, lr=0.003)
+summary("the fault, with Adam", with_adam)
+print(f"the fault, with Adam: step 0 stepped with {with_adam[0].step_norm:.2g}")
 
 # %% [markdown]
 # ### (b) The loss stands still, and the scale is not the reason
@@ -389,13 +394,14 @@ summary("unscale_, then clip", cured)
 raw = {"batches": 1000 * inputs}
 norms = twins(raw)
 print(f"ln 8 = {math.log(8):.2f};  layer 4: {norms['fp16'][-1].layers['4'].zero:.1%} of the gradients are zero")
-show(draw_flight(norms["fp16"], title="(b) fp16: nothing learns, and only the last bias has gradients that are not zero"),
+show(draw_flight(norms["fp16"], title="(b) fp16: only the last bias learns; other gradients are zero, or not finite"),
      alt="The loss stays near 2; a few steps, most of them early, have gradients that are not finite in layers 0 to 2; "
          "else the gradients of all layers, the last one's weights too, are zero.")
 
 # %% [markdown]
-# **Diagnose it.** bf16 and fp32 train: it is range. fp16 starts at $\ln 8$, the loss of eight equal outputs, where its twins
-# start at 2.31 with the same weights: its last norm puts out zeros. Only the bias of `4` still gets gradients. The recorder names
+# **Diagnose it.** bf16 and fp32 train: it is range. fp16 starts near $\ln 8$, the loss of eight equal outputs, where its twins
+# start at 2.31 with the same weights: its last norm puts out zeros, and what is left is the small bias of `4`. It alone still gets
+# gradients, and learns. The recorder names
 # `3`, a `Norm`, whose backward made NaN for its *input*; so the map, of parameters, is red before `3`. Our own hooks agree, and
 # section 4 has the cure:
 
@@ -436,8 +442,8 @@ print("modules that put out zeros:", silent)
 print("gradients that are all zero:", len(unmoved), "of", len(list(multiplied.parameters())))
 
 # %% [markdown]
-# **Read it.** No NaN, no skip, and nothing learns. Activations above 256 are enough, and PyTorch's `nn.RMSNorm` [did the
-# same](https://github.com/pytorch/pytorch/pull/133085) when it was new. Look for *zeros* as you look for NaN.
+# **Read it.** No NaN, no skip, and nothing but the last bias learns. Activations of 256 are enough, and PyTorch's
+# `nn.RMSNorm` [did the same](https://github.com/pytorch/pytorch/pull/133085) when it was new. Look for *zeros* as you look for NaN.
 #
 # ### (c) NaN, and the scale falls without end
 #
@@ -465,8 +471,8 @@ print(f"skipped: {len(skipped)}, of which {sum(not math.isfinite(r.loss) for r i
 # %%
 rates = twins({"lr": 3.0})
 show(draw_twins({name: rates[name] for name in ("fp16", "bf16", "fp32")}, log=True, title="(d) the fp32 twin explodes, too"),
-     alt="Left, three losses rise from the first steps; those of bf16 and fp32 end in NaN, fp16's falls back to a flat line "
-         "where its last norm puts out zeros. Right, fp16's scale falls step by step, and most steps are skipped.")
+     alt="Left, three losses rise from the first steps, and fall back where their last norm puts out zeros: fp16's to a flat "
+         "line, those of bf16 and fp32 from far higher, shortly before they end in NaN. Right, fp16's scale falls step by step, and most steps are skipped.")
 before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
 print("fp16, first losses:", before_first_skip, "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
 
@@ -531,7 +537,7 @@ assert settled.step >= 8 and abs(settled.step - predicted) <= 1, "one skip a hal
 assert min(in_bf16) > 0.6 > in_fp32_weights, "bf16 swallows most updates: was the rate raised?"
 assert on_cpu["cross_entropy"] == FP32 != on_cpu["softmax"], "this PyTorch lifts others on CPUs: read its list"
 assert unclipped["fp16"][0].step_norm < 1e-4, "(a) clipped while scaled: 1 / scale at most"
-assert all(r.step_norm <= 1.001 for r in cured) and trains(cured), "(a) unscale_ first, then clip to 1"
+assert all(r.step_norm <= 1.001 for r in cured) and trains(cured, with_adam), "(a) unscale_ first, then clip to 1"
 assert still(norms["fp16"]) and "gradient" in norms["fp16"][0].first.kind, "(b) fp16 stalls: is the data raw?"
 assert trains(lifted, norms["fp16, CUDA's list"], losses["fp16, CUDA's list"]), "(b), (c) a lifted norm or loss trains: is it in force?"
 assert still(silent_run) and not any(r.skipped or r.first for r in silent_run), "(b) nothing learned, nothing reported"
@@ -578,7 +584,7 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 # | 10 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (§6) |
 #
 # **Ranks** average gradients, so one rank's NaN is everybody's. In bf16 DDP and FSDP2 step with it, DeepSpeed's ZeRO
-# [skips](https://github.com/deepspeedai/DeepSpeed/pull/8035), and Megatron-LM
+# [skips](https://github.com/deepspeedai/DeepSpeed/pull/8035) it [in silence](https://github.com/deepspeedai/DeepSpeed/issues/8415), and Megatron-LM
 # [stops](https://github.com/NVIDIA/Megatron-LM/blob/main/pretrain_gpt.py). In fp16 all must skip together, as FSDP2's `GradScaler`
 # [does](https://github.com/pytorch/pytorch/pull/132816).
 #
@@ -712,9 +718,11 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
 #
-# In a healthy run `bad_batches` stands still. So does `skipped_steps` in bf16; in fp16 it grows by about one in 2,000.
+# In a healthy run `bad_batches` stands still. So does `skipped_steps` in bf16; in fp16, after the search, it grows by at most
+# about one in 2,000 steps.
 #
-# **transformers** logs the mean of other losses in place of NaN. Log unfiltered, and stop before such weights are saved:
+# **transformers** logs the mean of the other losses since its last line in place of NaN, or 0 where there is none. Log
+# unfiltered, and stop before such weights are saved:
 #
 # ```python
 # import math  # You have: model, dataset
