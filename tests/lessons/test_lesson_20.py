@@ -237,6 +237,14 @@ def test_a_stale_scale_is_found_at_the_batch_and_the_layer_of_the_spike(page) ->
     assert gaps[4] > 10 * max(abs(gap) for gap in gaps[:4] + gaps[5:])
 
 
+def test_a_spike_that_returns_is_cut_by_the_short_memory_alone(page) -> None:
+    last, long = (
+        spikes(lambda n=n: page["Scaler"](n), grows_at=4, back_at=8, again_at=10) for n in (1, 1024)
+    )
+    assert last[10][2] > 0.1 and last[10][1].endswith("feedforward.down")
+    assert long[10][2] < 0.01 < 0.1 < long[4][2]
+
+
 def test_codes_scales_and_products_of_the_lab() -> None:
     assert packed((1.0, 6.0, -0.5, -0.0)) == (0x72, 0x89)
     assert right_scales([448.0, math.nan, 896.0, 1.0], 1, 1) == (2.0, 2.0, 2.0, 4.0)

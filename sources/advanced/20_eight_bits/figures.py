@@ -105,7 +105,7 @@ def _draw_ends(axes: Axes, row: int, least: str, largest: str) -> None:
 # by scheme: color, line, marker, and where its name stands (x, y in %, side)
 LINES = {
     "int8, per tensor": (GREY, "-", "s", (27, 4.3, "left")),
-    "E2M1, per tensor": (BROWN, "-", "^", (24, 45, "left")),
+    "E2M1, per tensor": (BROWN, "-", "^", (33, 38, "left")),
     "E4M3, per tensor": (RED, "-", "o", (1.95e5, 62, "right")),
     "E4M3, blocks of 128": (BLUE, "--", None, (1.25e6, 4.2, "left")),
     "MXFP8": (PURPLE, "-.", None, (1.25e6, 2.75, "left")),
@@ -155,7 +155,8 @@ def draw_outliers(
                 ha=side,
                 va="center",
             )
-        axes.set_xlim(0.8, 1.6e7)
+        axes.text(40, 2.15, "all three of E4M3", fontsize=10, va="center")
+        axes.set_xlim(0.8, 2.2e7)
         axes.set_xticks([10.0**p for p in range(7)])
         axes.set_xlabel("one number of 131,072 is so many times a typical one")
         axes.set_ylabel("error of all the others, %")
@@ -168,23 +169,23 @@ SIZE = 16  # cells along each side of a drawn matrix
 # by recipe: format; blocks (rows, columns) in drawn cells of activations and of weights; what it says
 RECIPES = {
     "Per tensor": (
-        "E4M3",
+        "E4M3, g also E5M2",
         (16, 16),
         (16, 16),
         "all of it",
         "all of it",
-        "in the tensor core",
+        "",
     ),
-    "Per row": ("E4M3", (1, 16), (1, 16), "a row", "a row", "in the tensor core"),
+    "Per row": ("E4M3", (1, 16), (1, 16), "a row", "a row", ""),
     "DeepSeek-V3": ("E4M3", (1, 8), (8, 8), "1 x 128", "128 x 128", "moved to fp32 every 128"),
-    "MXFP8": ("E4M3", (1, 4), (1, 4), "1 x 32", "1 x 32", "in the tensor core"),
+    "MXFP8": ("E4M3", (1, 4), (1, 4), "1 x 32", "1 x 32", ""),
     "NVFP4": (
         "E2M1, g by chance, gᵀ and x, rotated",
         (1, 2),
         (2, 2),
         "1 x 16",
         "16 x 16",
-        "in the tensor core",
+        "",
     ),
 }
 PRODUCTS = {  # title: the two factors, whether each is a weight, and the dimension that is summed
@@ -214,7 +215,7 @@ def draw_products(*, title: str) -> Figure:
                 if row == 0:
                     axes.set_title(product, fontsize=12, loc="center")
             label = f"{name}\n{RECIPES[name][0].replace(', ', chr(10))}"
-            grid[row][0].text(-14, SIZE / 2, label, ha="left", va="center", fontsize=10)
+            grid[row][0].text(-14, SIZE / 2, label, ha="left", va="center", fontsize=9.5)
         figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=13)
         key = "orange: of the tokens; blue: weights; a tile of one shade: numbers that share a scale; arrows: along the sum"
         figure.supxlabel(key, fontsize=9.5, x=0.01, ha="left")
@@ -245,7 +246,12 @@ def _draw_product(
         "", (2 * SIZE + 6.2, 0), (2 * SIZE + 6.2, SIZE), arrowprops={"arrowstyle": "->", "lw": 1}
     )
     axes.text(
-        SIZE + 2.5, SIZE + 2.8, f"sum over {along}, {added}", ha="center", va="center", fontsize=8.5
+        SIZE + 2.5,
+        SIZE + 2.8,
+        f"sum over {along}" + (f", {added}" if added else ""),
+        ha="center",
+        va="center",
+        fontsize=8.5,
     )
     axes.set_xlim(-0.5, 2 * SIZE + 8)
     axes.set_ylim(-2.6, SIZE + 4)
@@ -305,31 +311,49 @@ def draw_gains(gains: Sequence[Gain], *, title: str) -> Figure:
 
 
 def draw_spike(
-    gaps: Sequence[float], cut: Sequence[float], grows_at: int, back_at: int, *, title: str
+    own: Sequence[tuple[float, str, float]],
+    arms: Mapping[str, Sequence[tuple[float, str, float]]],
+    changes: Mapping[int, str],
+    *,
+    title: str,
 ) -> Figure:
-    """What last batch's scale costs, batch by batch: the loss that it adds, and what it cuts.
+    """What scales of earlier batches cost, batch by batch: how far the loss is off, and what is cut.
 
     Args:
-        gaps: loss with the last batch's scale less loss with this batch's, a batch each.
-        cut: share of the worst layer's inputs above its scale, a batch each.
-        grows_at, back_at: batches at which the tensors grow, and shrink back.
+        own: what `spikes` gives where each batch has its own scale: loss in nats, layer, share cut.
+        arms: the same by whose scale is used instead, two of them.
+        changes: what happens to the tensors before a batch.
         title: of the figure.
     """
+    off = {
+        name: [late[0] - right[0] for right, late in zip(own, arm, strict=True)]
+        for name, arm in arms.items()
+    }
+    cut = {name: [100 * share for *_, share in arm] for name, arm in arms.items()}
     with course_style():
-        figure = Figure(figsize=(10, 3.3), layout="constrained")
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
         panels = figure.subplots(1, 2)
-        for axes, values, text in zip(
+        for axes, found, text in zip(
             panels,
-            (gaps, [100 * c for c in cut]),
-            ("loss it adds, nats", "inputs cut, worst layer, %"),
+            (off, cut),
+            ("loss less own scale's, nats", "inputs cut, worst layer, %"),
             strict=True,
         ):
-            axes.bar(range(len(values)), values, color=RED)
+            for shift, color, (name, values) in zip(
+                (-0.2, 0.2), (RED, BLUE), found.items(), strict=True
+            ):
+                places = [batch + shift for batch in range(len(values))]
+                axes.bar(places, values, width=0.4, color=color, label=name)
+            top = axes.get_ylim()[1]
+            for place, word in changes.items():
+                axes.axvline(place - 0.5, color="#777777", lw=0.9, ls=(0, (4, 3)))
+                axes.text(place - 0.4, 1.03 * top, word, fontsize=8.5)
+            axes.set_ylim(top=1.12 * top)
             axes.set_xlabel("batch")
             axes.set_ylabel(text)
-            for place, word in ((grows_at, "64 times larger"), (back_at, "back again")):
-                axes.axvline(place - 0.5, color="#777777", lw=0.9, ls=(0, (4, 3)))
-                axes.text(place + 0.55, 0.93 * max(values), word, fontsize=8.5)
+        panels[0].legend(
+            loc="lower left", fontsize=8.5, frameon=True, framealpha=1, edgecolor="none"
+        )
         figure.suptitle(title, x=0.01, ha="left", weight="bold")
         print_evidence(figure, [Evidence.MEASURED], ["CPU, 8 bits emulated"])
     return figure

@@ -99,19 +99,19 @@ print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.in
 
 # %% [markdown]
 # **Read it.** `rounded` equals PyTorch's cast, so the faster cast takes its place. Of 1,000 and infinity PyTorch 2.11 makes
-# NaN, this build 448. So the next section's `scaled` looks for infinities first, and `fast` clamps before it casts.
+# NaN, this build 448. So `scaled` below looks for infinities first, and `fast` clamps.
 #
 # ## 2. One scale, or many
 #
-# Divide by a **scale** first, and multiply afterwards: it maps a *block*'s largest number to the format's largest. What is
+# Divide by a **scale** first, and multiply afterwards: it maps a *block*'s largest number to the format's largest (or near it). What is
 # far smaller fades to zero, so all hangs on who shares a scale:
 #
 # | scheme | numbers that share a scale | scale | bits a number |
 # |---|---|---|---|
-# | per tensor, per row | all; a row | fp32 | 8 |
+# | per tensor, per row | all; a row | fp32; torchao's rows: a power of two | 8 |
 # | [DeepSeek-V3](https://arxiv.org/abs/2412.19437) | 128; of weights 128 x 128 | fp32 | 8.25; weights 8.002 |
 # | [MXFP8](https://arxiv.org/abs/2310.10537) | 32 | E8M0 | 8.25 |
-# | [NVFP4](https://arxiv.org/abs/2509.25149) | 16; of weights 16 x 16 | E4M3, and one in fp32 for the tensor | 4.5; kernels repeat a square's scale in each row |
+# | [NVFP4](https://arxiv.org/abs/2509.25149) | 16; of weights 16 x 16 | E4M3, and one in fp32 for the tensor | 4.5, as kernels store it |
 #
 # **Predict.** From which size on does an outlier hurt the others, in E4M3?
 
@@ -163,7 +163,7 @@ for factor in factors:
 # %% jupyter={"source_hidden": true}
 show(draw_outliers(factors, errors, title="Measured: one outlier among normally distributed numbers, and the error of all others"),
      alt="int8's error is 100% at 1,000. E4M3 per tensor stays at 2.7% up to 10,000 and reaches 95% at a "
-     "million. E2M1 per tensor loses all others at 100. E4M3 in blocks stays below 5%, NVFP4 at 10% until a million.")
+     "million. E2M1 per tensor loses all others at 100. E4M3 in blocks stays below 5%. NVFP4 stays at 10% up to 100,000 and reaches 72% at a million.")
 grown = {f: e / errors["E4M3, per tensor"][0] for f, e in zip(factors, errors["E4M3, per tensor"], strict=True)}
 for factor in factors[9::3]:
     zeros = (typical.abs() < factor / E4M3.largest * 2**-10).float().mean()  # half of E4M3's smallest number
@@ -172,7 +172,7 @@ print(f"your bet at 1,000: x {my_bet_factor:g}")
 assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
 
 # %% [markdown]
-# **Read it.** At a thousand nothing happens: that outliers hurt all others is a lesson of integers. From 448 / $2^{-6}$ = 28,672 on,
+# **Read it.** At a thousand nothing happens in E4M3; int8, whose steps are equal, has lost all others. From 448 / $2^{-6}$ = 28,672 on,
 # typical numbers lose digits; at 448 / $2^{-9}$ = 229,376 they are at E4M3's smallest. All this holds for normal numbers; *On Monday*
 # asks your own tensors. **Four bits** span a factor of 12: they need small blocks.
 #
@@ -259,8 +259,8 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
         assert k < 4096 or off[None] > 2 * off[128], "a short sum errs more the longer it is"
 
 # %% [markdown]
-# **Read it.** In this emulation each cut goes toward zero, so its error grows with the sum. In sums of both signs rounding the
-# operands costs more: 13 times at 4,096, three times at 16,384. In sums of one sign the roundings cancel and the cuts do
+# **Read it.** In this emulation each cut goes toward zero, so its error grows with the sum's length. In sums of both signs rounding the
+# operands costs more: 13 times at 4,096, 3 at 16,384. In sums of one sign the roundings cancel and the cuts do
 # not: there the short sum costs 5 and 27 times more. torchao takes the short sum (*fast accumulation*) in the forward product
 # alone; both gradients' sums stay wide.
 #
@@ -306,6 +306,7 @@ RECIPES = {
     "E4M3, per tensor, gradients in E5M2": [SCHEMES["E4M3, per tensor"], partial(scaled, form=E5M2)],
     "E4M3, per tensor": [SCHEMES["E4M3, per tensor"]],
     "E4M3, per row": [lambda x: scaled(x, E4M3, block=x.shape[-1])],
+    "E4M3, per row, powers of two (torchao's)": [lambda x: scaled(x, E4M3, block=x.shape[-1], scale_as=power_of_two)],
     "E4M3, blocks of 32": [partial(scaled, form=E4M3, block=32)],
     "MXFP8: those scales in E8M0": [SCHEMES["MXFP8"]],
     "E2M1, per tensor": [SCHEMES["E2M1, per tensor"]],
@@ -352,15 +353,15 @@ pd.DataFrame(found).T.rename_axis("error of the gradient (measured, products emu
 # five times eight bits' error. (*Stochastic rounding*, by chance, is used since its *mean* is right.)
 #
 # Then the input of `down` alone (three batches). At 100,000 one scale errs four times as much as without an outlier, rows less than
-# twice, blocks of 32 hardly more. At a million one scale breaks, rows lose a fifth, blocks err four times as much, E2M1's twice; NVFP4
-# fails, here without squares and rotations: its block scales are E4M3 shares of *one* fp32 scale, a range of 229,376.
+# twice, blocks of 32 hardly more. At a million one scale breaks, rows lose a fifth, torchao's, whose scales are powers of two,
+# three tenths; blocks err four times as much, E2M1's twice; NVFP4 fails, here without squares and rotations: its block scales are E4M3 shares of *one* fp32 scale, a range of 229,376.
 #
 # Does that spoil training? In FP8 two models of DeepSeek's stayed
 # [within 0.25%](https://arxiv.org/abs/2412.19437) of bf16's loss, over about a trillion tokens. In NVFP4 NVIDIA's 12B model
 # was [below 1%, at the end slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's, at 10 trillion.
 # That took rotations (*random Hadamard transforms*) in wgrad, squares, gradients rounded by chance, and some layers in 16 bits.
 #
-# And the weights? Products read rounded *copies*; an optimizer adds about the learning rate a step to the *master* weights.
+# And the weights? Products read rounded *copies*; Adam adds about the learning rate a step to the *master* weights.
 # DeepSeek-V3 began with weights of 0.006 and a rate of 2.2e-4, and ended with 7.3e-6. What share of weights in fewer bits moves?
 
 # %%
@@ -376,7 +377,7 @@ for rate, size in ((rate, size) for rate in (2.2e-4, 7.3e-6) for size in (0.006,
     assert moved_8 < moved_16 and abs(step - 1) < 0.3, "fewer digits lose more updates; chance loses none in the mean"
 
 # %% [markdown]
-# **Read it.** At first E4M3 loses half of the updates or more; at the last rate bf16 loses most, too. By chance none is lost in the mean: master weights have 32 bits, or 16 by chance.
+# **Read it.** At first E4M3 loses half of the updates or more; at the last rate bf16 loses most, too. By chance none is lost in the mean.
 #
 # ## 5. Which bytes stay
 #
@@ -480,13 +481,13 @@ for gain in (gain for gain in gains if gain.gpu):
           f"FP8 {gain.share:+.0%} published, {after / before - 1:+.0%} predicted")
 
 # %% [markdown]
-# **Read it.** On H100 a scale a tensor gains 25 to 28% at 8B and 50% at 70B: large products profit, small ones pay for casts and
-# scales. A scale a row, which gathers in 16 bits, gains less here. NVFP4 over MXFP8 gains 28 to 56% in these dense models, in one of
-# experts 3%. The planner promises too much in each of the three runs, and for power-limited B200 already in bf16: measure your own.
+# **Read it.** On H100 a scale a tensor gains 25 to 28% at 8B and 50% at 70B, a fifth of that by the gather (its authors): small
+# products pay for casts and scales. A scale a row, which gathers in 16 bits, gains less here. NVFP4 over MXFP8 gains 28 to 56% in
+# these dense models, in one of experts 3%. The planner promises too much in all three runs, for torchao's two already in bf16.
 #
 # | number | may be | why |
 # |---|---|---|
-# | operands of products: weights' copies, activations, gradients | 8 bits; 4 with NVFP4's whole recipe | DeepSeek-V3's loss within 0.25% of bf16's; with 4 bits within 1% of FP8's, at the end slightly over 1.5% |
+# | operands of products: weights' copies, activations, gradients | 8 bits; 4 with NVFP4's whole recipe | losses stayed close: section 4 |
 # | sums of products | fp32; the forward one may be short | cut, they drift |
 # | gradients of weights | 16 bits; DeepSeek-V3: 32 | sums, too |
 # | master weights | 32 bits; 16 rounded by chance | small updates are lost |
@@ -506,8 +507,8 @@ check("20.received_gb", received_gb)
 #
 # To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** takes the
 # *last* steps' largest. At batch 4 the inside of each SwiGLU grows 64 times (`down` shrinks: the same model); at batch 8 it
-# shrinks back. Nothing is trained, and layers' inputs alone are rounded: with this batch's scale, the last one's, or the largest of
-# the last 1,024. Which batch suffers?
+# shrinks back, and at 10 it grows again. Nothing is trained, and layers' inputs alone are rounded: with this batch's scale, the last one's, or the largest of
+# 1,024 (here: all before). Which batches suffer?
 
 # %%
 class Scaler:
@@ -524,21 +525,20 @@ class Scaler:
 
 
 # %%
-right, wrong, long = (spikes(lambda steps=steps: Scaler(steps), grows_at=4, back_at=8) for steps in (0, 1, 1024))
-gaps, cuts = [late[0] - now[0] for now, late in zip(right, wrong, strict=True)], [share for *_, share in wrong]
-show(draw_spike(gaps, cuts, 4, 8, title="Last batch's scale meets a tensor that grows"),
-     alt="Bars by batch: with the last batch's scale only batch 4 loses, and there more than half of a layer's inputs are cut.")
-for batch in (3, 4, 5, 8):
-    losses = [f"{each[batch][0]:.4f}" for each in (right, wrong, long)]
-    print(f"batch {batch}: losses by this batch's scale {losses[0]}, the last one's {losses[1]}, of 1,024 {losses[2]}; the last one's cuts {cuts[batch]:.2%} in {wrong[batch][1]}")
-assert max(gaps) == gaps[4] > 10 * max(map(abs, gaps[:4] + gaps[5:])), "the spike alone is cut"
-assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where it was planted"
+own, last, long = (spikes(lambda steps=steps: Scaler(steps), grows_at=4, back_at=8, again_at=10) for steps in (0, 1, 1024))
+show(draw_spike(own, {"the last batch's scale": last, "the largest of 1,024": long}, {4: "64 times larger", 8: "back", 10: "again"}, title="Earlier batches' scales meet tensors that grow"),
+     alt="Bars by batch. At 4 both scales cut over half of a layer's inputs, and the loss is too high. At 10 the last batch's cuts as much, and the loss is too low; the largest of 1,024 cuts nothing.")
+for batch in (3, 4, 5, 8, 10):
+    (right, _, _), (one, where, cut_by_one), (more, _, cut_by_more) = own[batch], last[batch], long[batch]
+    print(f"batch {batch:>2}: loss {right:.4f} by its own scale; the last one's: {one - right:+.4f}, cuts {cut_by_one:.2%} of {where}; of 1,024: {more - right:+.4f}, cuts {cut_by_more:.2%}")
+assert min(last[4][2], last[10][2], long[4][2]) > 0.1 > 10 * long[10][2], "a spike is cut, its return by the short memory alone"
+assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 
 # %% [markdown]
-# **Diagnose it.** No NaN, no infinity: numbers above the old maximum are cut to it, and one loss is 1.2% too high. Batches
-# differ by more; the *share that is cut* by layer shows it. A margin must be as large as the growth, here $2^6$. Transformer Engine's `DelayedScaling` takes
-# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html), the third arm: that covers a
-# spike's return, never the first.
+# **Diagnose it.** No NaN: numbers above the old maximum are cut to it, over half of a layer's. The loss does not tell:
+# by the last one's scale it is 0.037 too high at batch 4, 0.018 too *low* at 10. The *share that is cut* by layer does. A margin
+# must be as large as the growth, here $2^6$. Transformer Engine's `DelayedScaling` takes
+# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html), the third arm: it cuts a first spike, not its return.
 #
 # SwiGLU's outliers broke an FP8 run with delayed scaling
 # [after 200 billion tokens](https://arxiv.org/abs/2409.12517); a scale a channel mended it.
@@ -548,7 +548,7 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 #
 # - Of normal numbers, E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
 # - Operands may have 8 bits, with NVFP4's whole recipe 4. Long sums and master weights stay wide.
-# - FP8 gave 4 to 50% of speed in the pairs shown, by model, card and recipe. Bytes fall by making SwiGLU's inside again; eight bits cut 43% of the rest.
+# - FP8 gave 4 to 50% more tokens a second in the pairs shown. Bytes fall by making SwiGLU's inside again; eight bits cut 43% of the rest.
 # - A scale too small cuts: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
@@ -560,16 +560,17 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 # ## On Monday
 #
 # **1. Choose by GPU.** In `te.autocast(enabled=True, recipe=...)` layers like `te.Linear` take a recipe; `nn.Linear` ignores it
-# (not run here; torchao of August 2026):
+# (not run here; torchao 0.18):
 #
 # | GPU | start with | in Transformer Engine | in torchao |
 # |---|---|---|---|
 # | H100, H200 | a scale a tensor | `Float8CurrentScaling()` | `Float8LinearConfig()` |
-# | H100, outliers | blocks, as DeepSeek-V3 | `Float8BlockScaling()` | `prototype.blockwise_fp8_training` |
+# | H100, outliers | a scale a row | none | `Float8LinearConfig.from_recipe_name("rowwise")` |
+# | H100, rows err, too | blocks, as DeepSeek-V3 | `Float8BlockScaling()` | `prototype.blockwise_fp8_training` |
 # | B200, GB200, GB300 | blocks of 32 | `MXFP8BlockScaling()` | `prototype.moe_training.config` |
-# | the same, once MXFP8 is proved | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | `prototype.moe_training.nvfp4_training` |
+# | the same, then | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | `prototype.moe_training.nvfp4_training` |
 #
-# A100 has no FP8 products: stay in bf16. `DelayedScaling()` cuts a first spike, as you saw. It and `Float8CurrentScaling` round
+# A100 has no FP8 products: stay in bf16. `DelayedScaling()` cuts a first spike. It and `Float8CurrentScaling` round
 # gradients to E5M2 without `fp8_format=Format.E4M3`.
 #
 # **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far is each linear layer's
@@ -584,6 +585,8 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 # def small(x, block):  # as E4M3 has it; `block` numbers of a row share a scale, None: all
 #     parts = x.reshape(1, -1) if block is None else x.unflatten(-1, (-1, block))
 #     scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 448
+#     if block is not None:  # torchao's rows and MXFP8's blocks: a power of two
+#         scale = scale.log2().ceil().exp2()
 #     return ((parts / scale).to(torch.float8_e4m3fn).float() * scale).reshape(x.shape)
 #
 # def tell(key, a, b):  # a @ b.T, summed along rows; zeros that fill the last block change no sum
@@ -627,8 +630,8 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 #
 # sharded = torch.distributed.is_initialized()  # then `fully_shard` below; it gathers 8 bits
 # config = Float8LinearConfig(enable_fsdp_float8_all_gather=sharded)  # a scale a tensor; torchao's 8B on 8 H100: +25%
-# # a scale a row, 16 bits gathered, +10%: Float8LinearConfig.from_recipe_name("rowwise")
-# # gradients are E5M2 by a tensor's scale; E4M3: cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn)
+# # a scale a row, 16 bits gathered, +10%: Float8LinearConfig.from_recipe_name("rowwise"); powers of two, gradients in E4M3
+# # here gradients are E5M2 by a tensor's scale; E4M3: cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn)
 # # CastConfig is in torchao.float8, too
 #
 # def may_be_small(module, name):  # small products lose: these are torchao's bounds for H100; the head stays
@@ -644,7 +647,8 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 # # here: activation checkpointing, then
 # if not sharded:
 #     model.compile()  # in place, so names in its state_dict stay; fuses the casts, and torchao counts on it
-# # sharded, here: block.compile() and fully_shard(block) for each block, then fully_shard(model)
+# # sharded, here: policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), or all else is gathered
+# # in 32 bits; block.compile() and fully_shard(block, mp_policy=policy) for each block, then fully_shard(model, mp_policy=policy)
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 # with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):
 #     loss = model(**batch).loss
@@ -658,7 +662,7 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 #     torch.save(weights, "weights.pt")  # wide weights under their old names: a model not converted loads them
 # ```
 #
-# Compare the smoothed loss with a bf16 twin's, over all tokens you can pay; DeepSeek-V3's blocks stayed within 0.25%.
+# Compare the smoothed loss with a bf16 twin's, over all tokens you can pay.
 #
 # **4. On B200**, Transformer Engine. You have `model`, its list of `blocks`, and `data` (not run on a GPU here):
 #

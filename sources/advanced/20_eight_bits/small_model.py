@@ -136,13 +136,19 @@ def unplanted(found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def spikes(
-    scaler_of: Callable[[], Any], *, grows_at: int, back_at: int, factor: float = 64.0
+    scaler_of: Callable[[], Any],
+    *,
+    grows_at: int,
+    back_at: int,
+    again_at: int | None = None,
+    factor: float = 64.0,
 ) -> list[tuple[float, str, float]]:
     """Losses of twelve batches, no training; with each the layer whose input was cut most, and the share.
 
     Args:
         scaler_of: makes what rounds one layer's inputs; it has `cut`, the share of its last input.
         grows_at, back_at: batches before which the inside of each SwiGLU grows, and shrinks back.
+        again_at: batch before which it grows again; None: it does not.
         factor: how many times it grows; in exact arithmetic the model stays the same.
 
     Raises:
@@ -162,8 +168,8 @@ def spikes(
     model, record = fresh(lambda x, w: scalers[w](x) @ w.T), []
     name_of: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     for batch, pair in enumerate(batches(12, seed=11)):
-        if batch in (grows_at, back_at):
-            plant(model, factor if batch == grows_at else 1 / factor, slice(None))
+        if batch in (grows_at, back_at, again_at):
+            plant(model, 1 / factor if batch == back_at else factor, slice(None))
         found = loss(model, pair).item()
         worst = max(scalers, key=lambda w: scalers[w].cut)
         record.append((found, name_of[worst].removesuffix(".weight"), scalers[worst].cut))
