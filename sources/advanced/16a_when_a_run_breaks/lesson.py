@@ -498,7 +498,7 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 #
 #
 # def stop_a_crash_loop(step, starts=Path("/shared/starts"), most=5):
-#     """On all ranks. torchrun starts ranks again after any exit code but 0."""
+#     """On all ranks, after torch.cuda.set_device. torchrun starts ranks again after any exit code but 0."""
 #     stuck = [False]
 #     if dist.get_rank() == 0:
 #         with starts.open("a") as file:
