@@ -14,8 +14,8 @@
 # **The question.** A part of a job fails: who notices, after how long, who is to blame, and what brings the job back without
 # a human?
 #
-# **Promise.** You kill a rank and a host and cut a cable, and see the job come back. Where a run hangs, slows down or computes
-# wrongly instead, you find the rank that is to blame. At the end you price it for 70B on 256 GPUs.
+# **Promise.** You kill a rank and a host and cut a cable, and see the job come back. Where it hangs, slows down or
+# computes wrongly, you find the rank to blame. Then you price it for 70B on 256 GPUs.
 # | minutes | hardware | runs |
 # |---|---|---|
 # | 50 | any laptop (Windows: WSL2); beyond Binder's 1 GB | one to three minutes of computing on two CPU cores |
@@ -23,7 +23,7 @@
 # ## A bet
 #
 # Two hosts train together, a rank on each. A collective may wait for 3 seconds. We kill rank 1 (`kill -9`), later all of
-# host 1, at last we pull the cable between the two. After how many seconds does rank 0 notice? Write three guesses.
+# host 1, at last we pull the cable between the two. After how many seconds does rank 0 notice?
 
 # %%
 my_seconds_until_noticed = {"kill a rank": 3.0, "kill a host": 3.0, "cut the link": 3.0}
@@ -77,8 +77,7 @@ show(draw_watchers(title="Who watches whom (a drawing)"),
      "they live. The ranks send each other gradients over TCP, and share a checkpoint on storage that both see.")
 
 # %% [markdown]
-# Here is a stored run of the script that you start below: a longer one, with a cut of 12 seconds. Where it is shaded, no step
-# is done:
+# Here is a longer, stored run of the script that you start below: a collective may wait for 4 seconds, and the cut lasts 12:
 
 # %%
 measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # beside seconds: yours will differ
@@ -92,20 +91,19 @@ print("ranks, start by start:", *(world for *_, world, _ in story.worlds()), f"(
 
 # %% [markdown]
 # **Read it.** Each line is one start of all ranks, from the last checkpoint: some steps are done again. After the cut the job
-# *shrinks* to one rank; when host 1 asks to join, all stop once more, and it *grows*. `--nnodes=1:2` allows both. (One rank is
-# as fast as two because a step here is a pause of fixed length.)
+# *shrinks* to one rank; when host 1 asks to join, all stop once more, and it *grows*. `--nnodes=1:2` allows both. (One rank
+# is as fast as two: a step is mostly a pause.)
 #
-# The script must do three things: load its checkpoint if there is one, save so that a kill leaves a whole one, and *die* of
-# its errors, since an agent sees nothing else. This one runs, below the lines that read its arguments (`note` writes a
-# journal, for our seconds):
+# The script must load its checkpoint, save so that a kill leaves a whole one, and *die* of its errors: an agent sees nothing
+# else. This one runs, below the lines that read its arguments (`note` writes a journal):
 
 # %%
 print(SCRIPT[SCRIPT.index("dist.init"):])
 
 # %% [markdown]
 # Now run it with your bet. The two hosts are **network namespaces** of this machine, joined by a virtual cable. A supervisor
-# starts host 1's agent again a second after its death. Your link stays cut, so your job ends on one rank. This starts host 0's
-# agent:
+# starts host 1's agent again a second after its death. Your link stays cut, so your job ends on one rank. This starts host
+# 0's agent:
 
 # %%
 why = link_problem()  # empty where a link can be cut
@@ -136,19 +134,19 @@ for host, text in sorted(job.output.items()):
 
 # %% [markdown]
 # **Read it.** The kernel of a *dead process* closes its connections, so rank 0 knows at once. A *cut link* says nothing: both
-# ranks wait for the timeout. A host without power is as silent; ours lost its processes, but its kernel lived on. But noticing
-# a dead process is the small part of a gap. In the rest the agents meet: a silent host must first miss three signs of life
-# (`keep_alive_interval`, 5 s by default), and more hosts are waited for (`last_call_timeout`, 30 s). Then new processes load
-# PyTorch, connect and read the checkpoint. torchrun says who died: -9 is a kill, 1 an error of the script.
+# ranks wait for the timeout. A host without power is as silent; ours lost its processes, but its kernel lived on. But
+# noticing a dead process is the small part of a gap; in the rest the agents meet: a silent host must first miss three signs
+# of life (`keep_alive_interval`, 5 s by default), and more hosts are waited for (`last_call_timeout`, 30 s). Then new
+# processes load PyTorch, connect and read the checkpoint. torchrun says who died: -9 is a kill, 1 an error of the script.
 #
-# That was gloo, over TCP. On GPUs you meet NCCL, which reports the same faults in other words:
+# That was gloo, over TCP. NCCL reports the same faults in other words:
 
 # %%
 display(backends_table([(found, evidence) for _, found, evidence in met]))
 
 # %% [markdown]
-# Was it the same training? Each step's batch is divided among the ranks that are there. Up to rounding, the weights must be
-# those of one process that nobody disturbed:
+# (NCCL's card waits 4.3 s or more in each of its 7 tries.) Was it the same training? Ranks share each batch, so up to
+# rounding the weights must be those of one undisturbed process:
 
 # %%
 def gap_to_one_process(left_out=None):
@@ -169,10 +167,11 @@ assert gap < 1e-5 < planted, "the job that came back trained something else"
 # <div class="alert alert-warning">
 #
 # **Traps.** (1) PyTorch's default timeout is 30 minutes for gloo, 10 for NCCL. (2) `kill -9` on an agent leaves its ranks
-# running: end the whole host. (3) From 2.5 to 2.15, PyTorch gives new ranks the store of the dead ones. gloo
-# fails with `connectFullMesh failed`, NCCL with a stale id ([issue](https://github.com/pytorch/pytorch/issues/135712)). Set
+# running: end the whole host. (3) From 2.5 to 2.15, PyTorch gives new ranks the store of the dead ones. gloo fails with
+# `connectFullMesh failed`, NCCL with a stale id ([issue](https://github.com/pytorch/pytorch/issues/135712)). Set
 # `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. (4) If host 0 dies, so does the rendezvous, and the job: a scheduler must start it
-# again (lesson 17). (5) A restart after an error uses up one of an agent's `--max-restarts`, for good.
+# again ([lesson 17](17_cluster_and_budget.ipynb)). (5) A restart after an error uses up one of an agent's `--max-restarts`,
+# for good; a crash loop uses up all (On Monday has a guard).
 #
 # </div>
 #
@@ -180,7 +179,7 @@ assert gap < 1e-5 < planted, "the job that came back trained something else"
 #
 # [torchft](https://github.com/meta-pytorch/torchft) lets each *replica*, a rank or group with a whole model, decide at every
 # step who takes part; a **lighthouse** keeps the list. Gradients are averaged over those who are there. Who comes back
-# fetches the weights from a survivor, not from a disk. It wraps what you have:
+# fetches the weights from a survivor.
 #
 # ```python
 # # torchft_lighthouse --min_replicas 1 runs on one host; TORCHFT_LIGHTHOUSE=http://HOST0:29510 tells all where
@@ -204,9 +203,9 @@ for name, run in runs.items():
     print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
 
 # %% [markdown]
-# **Read it.** torchrun pays twice, to shrink and to grow. torchft pays one broken step, and goes on with half the rows in a
-# step: not *exactly* the same run. And each replica must hold its whole state: where Adam's is sharded over replicas (ZeRO), a
-# dead one takes its part along.
+# **Read it.** Compare shapes, not seconds: torchft waited 1.5 s for a silent host, torchrun 3 s. torchrun pays twice, to
+# shrink and to grow. torchft pays one broken step, and goes on with half the rows in a step: not *exactly* the same run. Each
+# replica must hold its whole state: with ZeRO a dead one takes its part of Adam's along.
 #
 # **Question.** 256 GPUs on 32 nodes of 8: TP 2 x PP 8 x DP 16, each replica on two nodes of its own. One node dies under
 # torchft. How many GPUs, dead ones among them, do no work until it is back?
@@ -252,16 +251,16 @@ print("sums on rank 0, by step:", found[0][2], " right:", [3.0 * step for step i
 assert [rank for rank, (_, calls, _) in enumerate(found) if calls[-1].number < furthest] == [1], "rank 1 left one out"
 
 # %% [markdown]
-# **Read it.** The two who complain are innocent. Look for the rank that is *behind*. The recorder cannot say where it left one
-# out: all calls look alike, and nobody hangs before rank 1 is at its end. Until then, in steps 5 and 6, sums are wrong without
-# an error: rank 1's gradients went to the others' step *before*. Under NCCL each rank writes its trace at the timeout; under
+# **Read it.** The two who complain are innocent. Look for the rank *behind*. The recorder cannot say where it left one out:
+# all calls look alike, and nobody hangs before rank 1 is at its end. Until then, in steps 5 and 6, sums are wrong without an
+# error: rank 1's gradients went to the others' step *before*. Under NCCL each rank writes its trace at the timeout; under
 # gloo it asks for its own.
 #
 # ## 4. Wrong or slow, and nobody says so
 #
 # **A bit flips** in the memory of one replica. After a synchronous step all replicas hold the same bits, so one number of
 # 64 bits for each tensor, compared over ranks, finds it. **A slow rank** hides, too: all wait for it, so all steps take
-# equally long. Each rank's *own* seconds, before the collective, tell. Four ranks watch both:
+# equally long. Each rank's *own* seconds, before the collective, tell:
 
 # %%
 def checksums(model):
@@ -314,10 +313,11 @@ assert math.isfinite(losses[8]) and not math.isfinite(losses[9]), "one step afte
 assert flips[0] == (7, [2, 0]), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]
-# **Read it.** The check ran in the step of the flip, in time to copy the tensor from a healthy replica *before the next step*.
-# Here nobody did: in step 8 the flip spoils rank 2's gradient, the all-reduce gives it to everybody, and in step 9 healthy rank
-# 0 has no loss either. Whoever checks every 100 steps goes back to a checkpoint from before the last clean check. But
-# under ZeRO-3 there are no replicas to compare, and a flip in a gradient *before* the all-reduce reaches all ranks alike.
+# **Read it.** The check ran in the step of the flip, in time to copy the tensor from a healthy replica *before the next
+# step*. Here nobody did: in step 8 the flip spoils rank 2's gradient, the all-reduce gives it to everybody, and in step 9
+# healthy rank 0 has no loss either. Whoever checks every 100 steps goes back to a checkpoint from before the last clean
+# check. But under ZeRO-3 there are no replicas to compare, and a flip in a gradient *before* the all-reduce reaches all ranks
+# alike.
 #
 # **Question.** Seconds inside the all-reduce, by rank: 0.31, 0.29, 0.04, 0.30. Which rank do you send somebody to?
 
@@ -330,9 +330,9 @@ check("16.slow_rank", slow_rank)
 #
 # **Prometheus** fetches numbers from every host, evaluates rules, and raises alerts. A GPU's numbers come from NVIDIA's
 # dcgm-exporter; here a **stand-in** serves the same names. Of nine rules in `watching/rules/`, beside this lesson's source,
-# begin with two: `RunStands`, printed below, and `GpuIsLost`, for the driver's error numbers (XID,
-# [catalog](https://docs.nvidia.com/deploy/xid-errors/)) that ask for a reset or a repair. Where Prometheus is installed, a GPU
-# is lost now:
+# begin with two: `RunStands`, below, and `GpuIsLost`, for the driver's error numbers (XID,
+# [catalog](https://docs.nvidia.com/deploy/xid-errors/)) that ask for a reset or a repair. Where Prometheus is installed, a
+# GPU is lost now:
 
 # %%
 print("- alert: RunStands" + RULES.read_text().partition("- alert: RunStands")[2].partition("      - alert")[0])
@@ -347,12 +347,13 @@ else:
         print(f"{alert.state} after {seconds:.1f} s, asked four times a second ({measured_here}): {alert.summary}")
 
 # %% [markdown]
-# **Read it.** `RunStands` must wait longer than a save, and than a restart. `absent` fires when the last exporter is gone.
+# **Read it.** `RunStands` must wait longer than a save, and than a restart: for section 6's 15 minutes
+# write 1,200 in place of 300.
 #
 # ## 6. The scenario as asked: 70B on 256 GPUs
 #
-# *"We train a 70B model on 256 GPUs for 30 days. A GPU, a node, a network fails. How does the run survive?"* The planner's
-# layout for H100, and what a dead node takes:
+# *"We train a 70B model on 256 GPUs for 30 days. A GPU, a node, a network fails. How does the run survive?"*
+# The planner's layout for H100:
 
 # %%
 model, cluster, batch = model_shape("llama-2-70b"), Cluster(gpu="H100", nodes=32), Batch(sequences=1536, sequence_length=2048)
@@ -367,8 +368,11 @@ print(f"30 days of work are {30 * DAY * layout.tokens_per_second / 1e12:.1f} T t
       f"{replica // 8} nodes: a dead node takes 1 of {plan.dp}")
 
 # %% [markdown]
-# Without that node a job *waits*, unless it has a *spare*; or it *shrinks* by a replica, if your program can: torchrun
-# starts all 31 nodes, and one of them must stand idle. 15 replicas load the checkpoint and share the batch, which does not divide by 15:
+# Without that node a job *waits*, unless it has a *spare*; or it *shrinks* by a replica, if your program can. By torchrun's
+# source, agents under `--nnodes=32` give up after `join_timeout` (10 minutes: set it longer than a repair), and a 33rd host
+# with the same command is a spare. Under `--nnodes=30:32` 31 nodes start 248 ranks. Megatron-LM refuses them: TP x PP does
+# not divide 248. In your own script all build `DeviceMesh("cuda", torch.arange(240).view(15, 8, 2))`; the last eight get no
+# place, and sleep. 15 replicas share a batch that does not divide by 15:
 
 # %%
 def share(replicas):
@@ -418,9 +422,8 @@ for rate in RATES:
     print(f"{rate:4g}: {found.failures.mean():.1f} failures in a run, a save every {interval / 3600:.1f} hours (Daly's best)")
 
 # %% [markdown]
-# **Read it.** A job that needs all 32 nodes waits for
-# repairs, and keeps one spare at the low rate, two or three at the high one. A job that can shrink needs none at the low rate; at
-# the high one a spare costs as much and ends a day sooner. Does that hang on the repair?
+# **Read it.** A job that waits for repairs keeps one spare at the low rate, two or three at the high one. A job that
+# shrinks needs none; at the high rate a spare costs as much and ends a day sooner. Does that hang on the repair?
 
 # %%
 for rate, days in itertools.product(RATES, (0.5, 1.0, 2.0)):
@@ -431,8 +434,8 @@ for rate, days in itertools.product(RATES, (0.5, 1.0, 2.0)):
     print(f"{rate:4g} failures for 1,000 node-days, repair in {24 * days:g} h: cheapest if it {'; if it '.join(best.values())} (simulated)")
 
 # %% [markdown]
-# Longer repairs ask for more spares; shrinking stays cheaper. And if a failure is noticed after NCCL's default of 10
-# minutes, or by somebody who comes in 8 hours later?
+# Longer repairs ask for more spares; shrinking stays cheaper. And if it is noticed after NCCL's 10 minutes, or by somebody 8
+# hours later?
 
 # %%
 for rate, minutes in itertools.product(RATES, (2, 10, 480)):
@@ -441,20 +444,20 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
           f"{millions.mean():.3f} million $ (simulated, shrinks, no spare)")
 
 # %% [markdown]
-# **Read it.** Ten minutes cost less than half a point of goodput, eight hours 3.5 points at the low rate and 18 at the high one.
-# What counts is that *something* notices: a timeout, longer than your longest honest wait (the first step, a save), and the
-# alert on the last step's time.
+# **Read it.** Ten minutes cost less than half a point of goodput, eight hours 3.5 points at the low rate and 18 at the high
+# one.
 #
-# **The answer in one breath.** Save whole checkpoints (lesson 16). Notice by a timeout and an alert. Let elastic `torchrun` go
-# on with the replicas that are left, and grow when a repaired node has passed a test (`dcgmi diag -r 3`, nccl-tests). Keep
-# one spare at a low rate, two to four at a high one; a job that shrinks needs none, or one.
+# **The answer in one breath.** Save whole checkpoints. Notice by a timeout, longer than your longest honest wait
+# (the first step, a save), and by an alert. Let elastic `torchrun` go on with the replicas that are left, and grow when a
+# repaired node has passed a test (`dcgmi diag -r 3`, nccl-tests). A job that waits keeps one spare at the low rate, two to
+# four at the high one; a job that shrinks needs none, or one.
 #
 # ## Recap
 #
 # | you see | look at | do |
 # |---|---|---|
 # | ranks time out, one does not | flight recorder, merged: who is behind? | repair the `if` around a collective |
-# | "connection closed", "status=12" | torchrun's exit code; which host fell silent | replace the host; a -9 that nobody sent: its memory was full |
+# | "connection closed", "status=12" | torchrun's exit code; which host fell silent | replace the host; a -9 that nobody sent: mostly, host memory was full (`dmesg`) |
 # | step time grew on all ranks | own seconds by rank | take out the slow host |
 # | weights differ over replicas | checksums: which rank | copy before the next step, else go back to before the last clean check; twice: take out the GPU |
 # | nothing moves, nothing is logged | the alert on the last step's time | dump traces, then restart |
@@ -462,17 +465,16 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 # ### Where next
 #
 # Exercise 4 of [lab 16](../../labs/advanced/16_runs_that_survive.ipynb) has three dead runs to diagnose.
-# [Lesson 17](17_cluster_and_budget.ipynb) starts such a script by a scheduler. PyTorch:
-# [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html).
 
 # %% [markdown]
 # ## On Monday
 #
 # **The launch**, on every host; `HOST0` is one that stays. Ranks may change hosts, so all hosts see `/shared` and the
-# checkpoints. `train.py` loads the newest, and lets errors end it. Kill a rank by hand once: the job must go on. After a hang,
-# `torchfrtrace /shared/traces --prefix rank_` says who is behind.
+# checkpoints. `train.py` loads the newest, and lets errors end it. Kill a rank by hand once: the job must go on. After a
+# hang, `torchfrtrace /shared/traces --prefix rank_` says who is behind.
 #
 # ```bash
+# mkdir -p /shared/traces
 # export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # PyTorch 2.5 to 2.15
 # export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/traces/rank_
 # # each failure uses up one of --max-restarts, for good
@@ -481,15 +483,33 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 #     --rdzv-conf=keep_alive_interval=2,last_call_timeout=10 train.py
 # ```
 #
-# **In `train.py`**: a short timeout, and every 100 steps `look_at_ranks(model, forward_seconds)` on all ranks, where weights
-# are replicated (DDP). On a GPU take the seconds from CUDA events: the host's clock times launches.
+# **In `train.py`**: a short timeout. After the load, `stop_a_crash_loop(step)`: five starts in a row from one step end the
+# job (what fails before it still loops). Every 100 steps `look_at_ranks(model, forward_seconds)`, where weights are
+# replicated (DDP). On a GPU take the seconds from CUDA events: the host's clock times launches.
 #
 # ```python
 # import datetime
+# import sys
+# from pathlib import Path
 # import torch
 # import torch.distributed as dist
 #
 # dist.init_process_group(timeout=datetime.timedelta(minutes=2))  # longer than your longest honest wait
+#
+#
+# def stop_a_crash_loop(step, starts=Path("/shared/starts"), most=5):
+#     """On all ranks, after torch.cuda.set_device. torchrun starts ranks again after any exit code but 0."""
+#     stuck = [False]
+#     if dist.get_rank() == 0:
+#         with starts.open("a") as file:
+#             file.write(f"{step}\n")
+#         stuck = [starts.read_text().split()[-most:] == [str(step)] * most]
+#     dist.broadcast_object_list(stuck)
+#     if stuck[0]:
+#         if dist.get_rank() == 0:
+#             print(f"{most} starts from step {step}: mend the script, delete {starts}", flush=True)
+#         dist.destroy_process_group()
+#         sys.exit(0)
 #
 #
 # def look_at_ranks(model, forward_seconds):
@@ -506,8 +526,8 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 #         print(f"slow ranks {slow}", flush=True)
 # ```
 #
-# **With the Trainer** under DDP (`model`, `dataset` and the numbers of steps are yours), launch with `--nnodes=2`: on one host
-# its global batch would be half. A second start must not begin at step 1, and not from a save that was cut off: rank 0 writes
+# **With the Trainer** under DDP (`model`, `dataset` and the numbers of steps are yours), launch with `--nnodes=2`: on one
+# host its global batch would be half. A second start must not begin at step 1, nor from a save cut off: rank 0 writes
 # `trainer_state.json` last. All hosts see `out`.
 #
 # ```python

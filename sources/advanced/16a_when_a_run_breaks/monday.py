@@ -31,6 +31,13 @@ dist.barrier()
 open(f"done-{rank}", "w").close()
 dist.destroy_process_group()
 """
+_ALWAYS_FAILS = """
+step = int(Path("step").read_text())
+stop_a_crash_loop(step, starts=Path("starts"), most=3)
+Path("step").write_text("20")  # the first start saves once, later ones do not come so far
+dist.barrier()
+raise RuntimeError("a bug of the script")
+"""
 _PLANTED = """
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 8)
@@ -80,7 +87,28 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """On three ranks nothing is said of equal weights, and a flipped bit and a slow rank are named."""
+    """A flipped bit and a slow rank are named, equal weights are not; a crash loop comes to an end."""
+    _names_ranks(text)
+    _ends_a_crash_loop(text)
+
+
+def _ends_a_crash_loop(text: str) -> None:
+    with scratch("monday") as folder:
+        (folder / "train.py").write_text(text + _ALWAYS_FAILS, encoding="utf-8")
+        (folder / "step").write_text("10", encoding="utf-8")
+        options = ["--nnodes=1", "--nproc-per-node=2", "--max-restarts=8", "--monitor-interval=0.1"]
+        arguments = [*options, *rendezvous_arguments(str(folder)), "train.py"]
+        variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment = os.environ | loopback_variables() | variables
+        failed = run_killable(run_agent, arguments, environment, str(folder), timeout_seconds=180)
+        starts = (folder / "starts").read_text(encoding="utf-8").split()
+    assert not failed, f"the third start from one step ends the job as a success does: {failed}"
+    assert starts == ["10", "20", "20", "20"], (
+        f"a start after a save counts anew; it wrote {starts}"
+    )
+
+
+def _names_ranks(text: str) -> None:
     with scratch("monday") as folder:
         script = folder / "train.py"
         script.write_text(text + _PLANTED, encoding="utf-8")
