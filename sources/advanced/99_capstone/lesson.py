@@ -126,7 +126,7 @@ print(f"4 sequences, torch.autocast instead: {forward:.1f} + {weights:.1f} of bf
 #
 # **A scaler that skips steps while its scale is too large is healthy** [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). **A scale that falls without end is a fault** [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand").
 # I find the module that first overflows, and keep it in fp32 [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). If fp32 explodes too, fp16 is not to blame: I look at the learning rate and the data
-# [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"). bf16 has the range of fp32, so there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest").
+# [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "fp16, first losses"). bf16 has the range of fp32, so there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest").
 #
 # *Fails:* you turn AMP off, and never name the module.
 #

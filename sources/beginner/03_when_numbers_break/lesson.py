@@ -13,8 +13,7 @@
 #
 # **The question.** A mixed-precision run stalls, or turns to NaN. Which number broke, and where?
 #
-# **Promise.** You plant faults, read what each leaves in a record, down to the layer or row, and cure it. A table in the
-# recap shows which formats each fault strikes.
+# **Promise.** You plant faults, read what each leaves in a record, down to the layer or row, and cure it. The recap shows which formats each strikes.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -109,8 +108,7 @@ print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinit
 
 # %% [markdown]
 # **Read it.** `True` means swallowed. bf16 swallows updates eight times larger than fp16 does, so mixed precision keeps weights
-# in fp32. NaN comes from infinities that meet each other or a zero, as in a softmax of a row that is all masked,
-# from 0/0, as where all labels are ignored, and from the root or logarithm of a negative number.
+# in fp32. NaN comes from infinities that meet each other or a zero (softmax of a row that is all masked), from 0/0 (all labels ignored), and from the root or logarithm of a negative number.
 #
 # ## 3. A run, and its flight recorder
 #
@@ -183,8 +181,7 @@ def train(dtype, scaled=False, *, init_scale=2.0**16, interval=20, lr=0.1, clip=
           batches=inputs, loss_of=F.cross_entropy, loss_weight=1.0, mode=nullcontext,
           guard=False, model=None, passes=1, adam=False):
     model = model or network(Norm)
-    parameters = model.parameters()
-    optimizer = torch.optim.Adam(parameters, lr=lr) if adam else torch.optim.SGD(parameters, lr=lr / loss_weight, momentum=0.9)
+    optimizer = torch.optim.Adam(model.parameters(), lr) if adam else torch.optim.SGD(model.parameters(), lr / loss_weight, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval, enabled=scaled)
     with NumericsRecorder(model, optimizer, scaler) as recorder:
         for x, y in passes * list(zip(batches, labels, strict=True)):
@@ -221,8 +218,7 @@ for name, records in plain.items():
     summary(name, records)
 
 # %% [markdown]
-# **Read it.** Each line has the first loss and the mean of the last five, NaN if one of them is. Nothing breaks: what does from
-# here on is **planted**.
+# **Read it.** Each line has the first loss and the mean of the last five, NaN if one of them is. What breaks from here on is **planted**.
 #
 # ### Planted: a loss that is too small
 #
@@ -247,7 +243,7 @@ show(draw_gradient_sizes(gradients, 2.0**16, title="A tiny loss: its gradients a
 # ### Planted: a scale that is too large
 #
 # Start the scale at $2^{30}$. Predict the skips: a batch's largest gradient (here a weight's) times the scale must not pass 65,504. A
-# skip leaves the weights, so each batch meets the first ones. This scaler doubles after 10 good steps; PyTorch's waits for 2,000.
+# skip leaves the weights, so each batch meets the first ones. This scaler doubles after 10 good steps, PyTorch's after 2,000.
 
 # %%
 def largest_gradient(step):
@@ -268,8 +264,7 @@ show(draw_scale(falling, title="A healthy scale: it searches, and then it saws (
      alt="The scale falls from 2^30 by a skip a step, then rises and falls again like a saw, with a skip at each tip.")
 
 # %% [markdown]
-# **Read it.** Skips are how a scaler *searches*, and no fault. They never end: a healthy scale doubles until a step overflows, and
-# halves again. In the long run there are as many skips as doublings, so at PyTorch's interval at most one in 2,000 steps. A
+# **Read it.** Skips are how a scaler *searches*, and no fault. They never end: the scale doubles until a step overflows. As many skips as doublings: at PyTorch's interval at most one in 2,000 steps. A
 # scale that falls without end is a fault.
 #
 # **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
@@ -283,7 +278,7 @@ check("03.skipped_steps", skipped_steps)
 # ### Planted: weights in bf16
 #
 # `model.to(bfloat16)` halves the memory of weights, gradients and Adam's moments. Adam moves a weight by about the learning rate.
-# Between $2^k$ and $2^{k+1}$ neighbours in bf16 are $2^{k-7}$ apart, so a move below $2^{k-8}$ is swallowed. This predicts which share of the weights never moves.
+# Between $2^k$ and $2^{k+1}$ neighbours in bf16 are $2^{k-7}$ apart, so a move below $2^{k-8}$ is swallowed. So which share never moves?
 
 # %%
 def fine_tune(weights, lr):
@@ -310,7 +305,7 @@ in_bf16 = [fine_tune(BF16, lr) for lr in (1.5e-5, 3e-5, 6e-5)]
 in_fp32_weights = fine_tune(FP32, 3e-5)
 
 # %% [markdown]
-# **Read it.** Most updates are swallowed, as predicted, without a NaN or a skip. Cure: fp32 weights, or an optimizer with an fp32 copy.
+# **Read it.** Most updates are swallowed, as predicted, without a skip. Cure: fp32 weights, or an optimizer with an fp32 copy.
 # **transformers 5** loads a checkpoint [in its own dtype](https://github.com/huggingface/transformers/pull/42805), often bf16, even
 # under `bf16=True`: pass `dtype=torch.float32`.
 #
@@ -333,9 +328,7 @@ table = {"CPU, fp16 (measured)": map(str, on_cpu.values()), "CUDA (published)": 
 pd.DataFrame(table, index=pd.Index(on_cpu, name="result of"))
 
 # %% [markdown]
-# **Read it.** The CPU lifts losses, but neither softmax nor norms nor powers. So a script can fail on a CPU and work on
-# a GPU. Below, `CudaList` emulates CUDA's autocast. Your own cure works everywhere: no autocast around the fragile part, and
-# fp32 into it.
+# **Read it.** The CPU lifts losses, but neither softmax nor norms nor powers. Below, `CudaList` emulates CUDA's autocast. Your own cure works everywhere: no autocast around the fragile part, and fp32 into it.
 
 # %%
 class Fp32Norm(Norm):
@@ -376,14 +369,13 @@ print(f"a network whose gradients are all zero ends at {ending(stalled):.2f} on 
 # **Diagnose it.** fp16 ends where a frozen network does. It stepped with $1/65536$: somebody clipped *scaled*
 # gradients, and the scaler divided afterwards ([as
 # Lightning](https://github.com/Lightning-AI/pytorch-lightning/issues/9694) in 2021). Cure: `scaler.unscale_(optimizer)`
-# before `clip_grad_norm_`. Adam divides by the gradients' size, and so hides the fault from the loss: look at the norms.
+# before `clip_grad_norm_`. Adam divides by the gradients' size and hides the fault from the loss: look at the norms.
 
 # %%
 cured = train(FP16, scaled=True, clip=1.0)
 summary("unscale_, then clip", cured)
 with_adam = train(FP16, scaled=True, clip=1.0, unscale=False, adam=True, lr=0.003)
-summary("the fault, with Adam", with_adam)
-print(f"the fault, with Adam: step 0 stepped with {with_adam[0].step_norm:.2g}")
+summary(f"the fault, with Adam, whose step 0 had a norm of {with_adam[0].step_norm:.2g}", with_adam)
 
 # %% [markdown]
 # ### (b) The loss stands still, and the scale is not the reason
@@ -400,8 +392,7 @@ show(draw_flight(norms["fp16"], title="(b) fp16: only the last bias learns; othe
 
 # %% [markdown]
 # **Diagnose it.** bf16 and fp32 train: it is range. fp16 starts near $\ln 8$, the loss of eight equal outputs, where its twins
-# start at 2.31 with the same weights: its last norm puts out zeros, and what is left is the small bias of `4`. It alone still gets
-# gradients, and learns. The recorder names
+# start at 2.31 with the same weights: its last norm puts out zeros. What is left, and still learns, is the small bias of `4`. The recorder names
 # `3`, a `Norm`, whose backward made NaN for its *input*; so the map, of parameters, is red before `3`. Our own hooks agree, and
 # section 4 has the cure:
 
@@ -447,7 +438,7 @@ print("gradients that are all zero:", len(unmoved), "of", len(list(multiplied.pa
 #
 # ### (c) NaN, and the scale falls without end
 #
-# A loss written by hand, with sharpened logits. Its large gradients need a small rate and scale.
+# A loss written by hand, with sharpened logits.
 
 # %%
 def written_by_hand(logits, y):
@@ -463,8 +454,7 @@ print(f"skipped: {len(skipped)}, of which {sum(not math.isfinite(r.loss) for r i
 
 # %% [markdown]
 # **Diagnose it.** Every module is finite, and in each skipped step the loss is not. It breaks *before* the scale, so no scale
-# cures it: $e^{x}$ passes 65,504 at $x = 11.1$, or a quotient falls to zero, whose logarithm is infinite. Lift the loss to fp32, as CUDA's
-# autocast lifts `exp`, or use `F.cross_entropy`, which subtracts the maximum first.
+# cures it: $e^{x}$ passes 65,504 at $x = 11.1$, or a quotient falls to zero, whose logarithm is infinite. Lift the loss to fp32, or use `F.cross_entropy`, which subtracts the maximum first.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
 
@@ -473,8 +463,7 @@ rates = twins({"lr": 3.0})
 show(draw_twins({name: rates[name] for name in ("fp16", "bf16", "fp32")}, log=True, title="(d) the fp32 twin explodes, too"),
      alt="Left, three losses rise from the first steps, and fall back where their last norm puts out zeros: fp16's to a flat "
          "line, those of bf16 and fp32 from far higher, shortly before they end in NaN. Right, fp16's scale falls step by step, and most steps are skipped.")
-before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
-print("fp16, first losses:", before_first_skip, "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
+print("fp16, first losses:", [round(r.loss, 1) for r in rates["fp16"][:3]], "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
 
 # %% [markdown]
 # **Diagnose it.** The loss rose *by* the first skip, and the fp32 twin explodes: the learning rate is to blame. Where a
@@ -497,7 +486,7 @@ show(draw_twins({"fp16, scaler": nan_runs["fp16"], "bf16": nan_runs["bf16"], "bf
 check("03.bet", my_bet)
 
 # %% [markdown]
-# **Diagnose it.** Step and row lead to the sample. The scaler took the NaN for an overflow and skipped the step: a
+# **Diagnose it.** The scaler took the NaN for an overflow and skipped the step: a
 # scaler **hides** bad data. bf16 and fp32 have none, and one such update ended them. With a **guard**, which steps
 # only if all gradients are finite, bf16 lives, too.
 #
@@ -650,7 +639,7 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 # `torch.autograd.set_detect_anomaly(True)` names a NaN's line; `TrainingArguments(debug="underflow_overflow")` prints the largest
 # numbers before it.
 #
-# **The twin** tells faults of the format from others. It repeats the run since the last good checkpoint, in both precisions:
+# **The twin** tells faults of the format from others. It repeats the run since the last good checkpoint:
 #
 # ```python
 # import copy, torch
@@ -718,11 +707,9 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
 #
-# In a healthy run `bad_batches` stands still. So does `skipped_steps` in bf16; in fp16, after the search, it grows by at most
-# about one in 2,000 steps.
+# In a healthy run `bad_batches` stands still. So does `skipped_steps` in bf16; in fp16, after the search, it grows by at most one in 2,000 steps.
 #
-# **transformers** logs the mean of the other losses since its last line in place of NaN, or 0 where there is none. Log
-# unfiltered, and stop before such weights are saved:
+# **transformers** leaves NaN out of the mean that it logs, 0 where nothing is left. Log unfiltered, and stop before such weights are saved:
 #
 # ```python
 # import math  # You have: model, dataset
