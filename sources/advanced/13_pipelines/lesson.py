@@ -14,7 +14,7 @@
 # **The question.** Every schedule of a pipeline runs the same forward and backward passes. What does their *order*
 # decide?
 #
-# **Promise.** An interpreter of 25 lines runs *any* order of them on four real ranks. You predict idle time, memory and
+# **Promise.** An interpreter of 25 lines runs *any* order on four real ranks. You predict idle time, memory and
 # messages, see them measured, and find a deadlock before it runs.
 #
 # | minutes | hardware | runs |
@@ -68,7 +68,7 @@ from utils.lessons.lesson_13.timed import launch_and_message, rounds_of, sleep_t
 #
 # `2F0` is an **action**: stage 2 runs the forward pass of micro-batch 0. `2B0` is its backward pass, drawn twice as long.
 # **Zero bubble** schedules cut a backward in two. `I` computes the gradient of the stage's input, for which the stage
-# before it waits (the paper calls this `B`). `W` computes the gradient of the weights, for which no rank waits. A schedule
+# before it waits. `W` computes the gradient of the weights, for which no rank waits. A schedule
 # is a list of actions for each rank:
 
 # %% tags=["nbval-check-output"]
@@ -111,10 +111,9 @@ show(draw_placements(placements, MICRO_BATCHES),
 # **Read it.** In any order, each micro-batch crosses each border between two ranks twice: the placement decides the number of
 # messages.
 #
-# With **interleaving**, rank $i$ holds $v$ **chunks**, the stages $i$, $i + p$, and so on, each
-# with $1/v$ of its layers. Its waits are passes of one chunk, so the bubble divides by $v$. It runs
-# $(v-1)p + 2(p-1-i)$ forwards ahead, and one more before its first backward. **ZB-H1**
-# keeps the placement of 1F1B. Rank $i$ puts off each `W` by $i$ micro-batches; the last ones fill the waits at the end.
+# With **interleaving**, rank $i$ holds $v$ **chunks**, the stages $i$, $i + p$, ..., each with $1/v$ of its layers. Its waits
+# are passes of one chunk, so the bubble divides by $v$. **ZB-H1** keeps the placement of 1F1B. Rank $i$ puts off each `W` by
+# $i$ micro-batches; the last ones fill the waits at the end.
 #
 # | with free messages | idle / work | in flight on rank $i$ | messages in a step |
 # |---|---|---|---|
@@ -223,8 +222,9 @@ for name, rows in programs.items():
     print(f"{name:<17} in flight and bytes at the peak, by rank (measured):  ", ",  ".join(row))
 
 # %% [markdown]
-# **Read it.** The prediction is exact. Under GPipe, more micro-batches *of the same size* mean more memory. Under 1F1B it
-# stays at $p - i$ micro-batches, so you may raise $m$ to shrink the bubble, but for what section 4 finds.
+# **Read it.** The counts come from the lists; the measured bytes agree exactly. Under GPipe, more micro-batches *of the same
+# size* mean more memory. Under 1F1B it stays at $p - i$ micro-batches, so you may raise $m$ to shrink the bubble, but for
+# what section 4 finds.
 #
 # **Question.** 1F1B, 8 stages, 4 micro-batches. How many does the third stage hold at its peak? (PyTorch's own
 # refuses $m < p$.)
@@ -236,9 +236,8 @@ check("13.held", held_by_stage_2)
 # %% [markdown]
 # ### At real size
 #
-# Seven billion parameters in Llama-2's shape, with AdamW; all in bf16, Adam's states too, and no master copy in fp32.
-# PyTorch's own schedules (section 5) run one stage on a simulated A100. The bars show all tensors that a rank holds at its
-# peak.
+# Seven billion parameters in Llama-2's shape, with AdamW; all in bf16, Adam's states too. PyTorch's own schedules run one
+# stage on a simulated A100, with flash attention and no recomputation. The bars show what a rank holds at its peak.
 
 # %% jupyter={"source_hidden": true}
 from utils import Transformer, TransformerConfig, simulate
@@ -279,13 +278,13 @@ print(f"32 layers for one micro-batch: {format_bytes(tops[1])} (simulated); with
 
 # %% [markdown]
 # **Read it.** 1F1B halves the top of GPipe's activations, but the rank's peak falls by less. At that top, 19.83 GiB, no
-# gradient exists. The rank peaks once the first backward has made the gradients and freed one micro-batch of eight: 17.4
-# GiB are left. The last stage holds one micro-batch, and the logits.
+# gradient exists. The peak comes once the first backward has made the gradients and freed one of eight micro-batches: 17.4
+# GiB stay.
 #
 # **More stages do not lower the first rank's activations.** Two stages hold 2 micro-batches of 16 layers, four hold 4 of 8:
 # either way one micro-batch of all 32 layers. If activations do not fit, *recompute* them
-# ([lesson 05](../intermediate/05_checkpointing.ipynb)). Here each layer keeps its
-# input, 512 MiB in all; the layer being recomputed adds a 32nd of 9.91 GiB.
+# ([lesson 05](../intermediate/05_checkpointing.ipynb)): to the 512 MiB of inputs, the layer being recomputed adds a 32nd of
+# 9.91 GiB.
 #
 # ## 4. The timeline, measured
 #
@@ -328,7 +327,7 @@ print(f"its busiest rank slept {ran['ZB-H1'].busy:.3f} s (measured); it was aske
 
 # %% [markdown]
 # **Read it.** All steps take longer than theory says. The last column is the part that the delays explain; on GPipe's row it
-# is no test. Long sleeps are another part.
+# is no test. Long sleeps are another part; the rest is unexplained.
 #
 # ### The price of a message
 #
@@ -375,12 +374,14 @@ display(pd.DataFrame(table).style.hide().set_caption("idle / work by micro-batch
 
 # %% [markdown]
 # **Read it.** Rank 0 of 1F1B holds $p$ micro-batches and starts another when the first is back: after $p$ forwards, $p$
-# backwards and $2(p-1)$ messages. *Each* micro-batch waits for $2(p-1)/p$ of a message, whatever $m$ is; GPipe waits for
-# $2(p-1)$ of them once. Interleaving holds more micro-batches, and ZB-H1 sends a gradient before its `W`: both hide these.
+# backwards and $2(p-1)$ messages. *Each* micro-batch waits for $2(p-1)/p$ of a message, and the step for $2(p-2)$ more
+# ($p$ divides $m$); GPipe waits for $2(p-1)$ once. Interleaving waits for $2(vp-1)$ once, **while a message is no longer
+# than a chunk's forward**, ZB-H1 for $4(p-1)$, up to half an `F`: here both are at the limit. Beyond it they wait in each
+# micro-batch, too; with $v = 4$, interleaving would idle longer than 1F1B.
 #
-# How many chunks should you use? Take 175 billion parameters on 64 A100s: tensor parallel over the 8 GPUs of a node, 8
-# stages, micro-batches of one sequence. A message makes the next stage wait, unless it travels while that stage computes
-# another chunk, as in Megatron-LM. The figure also halves and doubles a message's cost.
+# How many chunks should you use? Take 175 billion parameters on 64 A100s: tensor parallel in each node, 8 stages,
+# micro-batches of one sequence. A message, about 1% of a forward or less, makes the next stage wait, unless it travels
+# while that stage computes another chunk, as in Megatron-LM. The figure halves and doubles its cost.
 
 # %% jupyter={"source_hidden": true}
 model, waits = model_shape("megatron-175b"), replace(framework("megatron"), name="sends wait", hides_sends=False)
@@ -419,15 +420,16 @@ print(f"with TP 4 and 16 stages, {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 h
 
 # %% [markdown]
 # **Read it.** Interleaving pays for a small batch, whose bubble is large. Where messages wait, the best $v$ falls as their
-# cost rises. At $v = 1$ they wait on every line, so the blue line's gain contains those waits. Before you raise $v$, profile
-# whether sends are hidden. 1F1B waits little here; with TP 4, about half of its hops leave a node.
+# cost rises; at 512 sequences the best two lie within 0.2%. *bubble / work* leaves the waits out. The blue line's gain
+# contains those at $v = 1$. Before you raise $v$, profile whether sends are hidden. 1F1B waits little here; with TP 4, about
+# half of its hops leave a node.
 #
-# The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) used $v = 3$. The planner's
-# constants were set on that table, so its agreement is no test.
+# The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) set the planner's constants: its
+# agreement is no test.
 #
 # ## 5. PyTorch's own
 #
-# At work you need only a stage, a schedule and `step`.
+# At work a stage, a schedule and `step` suffice.
 
 # %%
 SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
@@ -473,8 +475,7 @@ check("13.messages", messages_of_a_step)
 # %% [markdown]
 # ## 6. Break it, diagnose it: an order that never ends
 #
-# 1F1B's lists were handed out from the wrong end, and the job hangs. The interpreter's `log` has each action that a
-# rank began:
+# 1F1B's lists were handed out from the wrong end. The interpreter's `log` has each action that a rank began:
 
 # %%
 def fly(rows, post=Mail, seconds=2):
@@ -496,8 +497,7 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# **Diagnose it.** `0B0` waits for rank 1's backward. Rank 1 wants a second forward first, and rank 0 sends that only after
-# `0B0`: a circle.
+# **Diagnose it.** `check_program` finds the circle in the lists.
 #
 # Next, the lists are right, but each send waits until the neighbour has fetched it.
 
@@ -554,12 +554,13 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # - Order decides idle time, memory, and whether the step ends; not the gradients, without dropout, if each message meets
 #   its receive.
 # - Placement decides the messages.
-# - 1F1B saves memory, not bubble; where messages take time, it idles longest.
+# - 1F1B saves memory, not bubble, and waits for messages in each micro-batch; interleaving and ZB-H1 can hide short ones.
 # - A deadlock stands in the lists: walk them first.
 #
 # **Choose in this order.** Take the smallest micro-batch that keeps your kernels fast. Then $m$ is the global batch over
 # (data-parallel ranks times micro-batch), so more data parallelism means a larger bubble. If $(p-1)/m$ is too much, interleave
-# with $m$ a multiple of $p$; rank 0 then holds more. If activations do not fit, recompute.
+# with $m$ a multiple of $p$; rank 0 then holds more. With memory to spare, split the backward (`ZBVZeroBubble`):
+# activations and `I`'s gradients stay until `W`.
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb).
@@ -573,9 +574,11 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. You have its `layers` in order, a
 # `loss_fn` that is a mean, and a `loader` that gives every rank the same batches, with `drop_last=True`. `device` is this
 # rank's, `torch.cuda.set_device(device)` and `dist.init_process_group()` have run, and all ranks see `folder`. PyTorch is
-# 2.11 or newer. Start with `torchrun --nproc-per-node 4 train.py`.
+# 2.11 or newer.
 #
 # ```python
+# # train.py. Try it on one node: torchrun --nproc-per-node 4 train.py
+# # Beyond one, on each of 2: torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 train.py
 # from collections import OrderedDict
 #
 # import torch
@@ -616,7 +619,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # ```
 #
 # For interleaving, build the stages as `train_pytorch` does. The last stage also has the logits: give it fewer layers. If
-# embedding and head share a weight, sum its gradients over both ranks each step.
+# embedding and head share a weight, start both copies equal, sum their gradients, and count one in `square`
+# ([lesson 14](14_three_dimensions.ipynb)).
 #
 # **Look at** the last rank's losses: those of one process that clips to 1.0, if all micro-batches count equally many targets.
 # If padding differs, pass `scale_grads=False`, let `loss_fn` divide its sum by the whole batch's count, and add up `found`.
