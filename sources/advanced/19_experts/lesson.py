@@ -22,9 +22,9 @@
 #
 # ## A bet
 #
-# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each, and backward recomputes every layer. Either each GPU gathers all
-# experts' weights, layer by layer ([FSDP](../intermediate/09_sharding.ipynb) alone); or it keeps an eighth of the experts, and tokens'
-# vectors travel. For its experts, how many times as many bytes does it send with FSDP alone?
+# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each; gradients are summed in fp32, and backward recomputes every layer.
+# Either each GPU gathers all experts' weights, layer by layer ([FSDP](../intermediate/09_sharding.ipynb) alone); or it keeps an eighth
+# of the experts, and tokens' vectors travel. For its experts, how many times as many bytes does it send with FSDP alone?
 
 # %%
 my_bet_times = 1.0
@@ -87,8 +87,7 @@ print(f"Mixtral-8x7B, model states at 16 bytes a parameter: {16 * held:.0f} GB; 
       f"{held / used:.1f} times as many (predicted)")
 
 # %% [markdown]
-# **Read it.** **Arithmetic follows what is used; [model states](../00_glossary.ipynb) (parameters, gradients and Adam's moments)
-# follow what is held.**
+# **Read it.** **Arithmetic follows what is used; [model states](../00_glossary.ipynb) follow what is held.**
 #
 # **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states have all ranks together, if nothing is
 # held twice?
@@ -117,7 +116,7 @@ def one_expert(rows, w_in, w_out):
 
 
 # %% [markdown]
-# A token's vector is copied $k$ times. These **rows** are sorted by expert, so that each expert has its rows in one piece. That is
+# A token's vector is copied $k$ times. These **rows** are sorted, so that each expert's lie in one piece. That is
 # *dispatch*. *Combine* brings the results back into the tokens' order, and adds the $k$ of each token. With five tokens:
 
 # %% jupyter={"source_hidden": true}
@@ -153,8 +152,7 @@ def mixture(x, router, w_in, w_out, k, bias=0.0):
 
 
 # %% [markdown]
-# By definition every expert computes every token, times a weight that is mostly zero. Does dispatch give the same? (`Mixture` is a
-# module that holds the matrices and calls the function it is given.)
+# By definition every expert computes every token, times a weight that is mostly zero. Does dispatch give the same?
 
 # %%
 RANKS, H = 4, 32  # ranks of section 3; numbers in a token's vector
@@ -168,8 +166,8 @@ print("dispatched:", "equal bit for bit" if gap == 0 else f"{gap:.0e} from the d
 assert gap < 1e-6, "dispatch computes something else: fp32 rounds at 6e-8, and sums have few terms"
 
 # %% [markdown]
-# **What does it save?** Beside a mixture ($E = 8$, $k = 2$, experts of width 512) stand a dense layer of width 1,024, which computes as
-# much, and one of width 4,096, which holds as many parameters:
+# **What does it save?** Beside a mixture of 8 experts of width 512, $k = 2$, stand dense layers that compute as much (width 1,024)
+# and that hold as much (4,096):
 
 # %%
 layers = {"dense, the same FLOPs": dense(256, 1024), "8 experts, 2 a token": Mixture(256, 512, 8, 2, mixture),
@@ -184,8 +182,7 @@ print(f"FLOPs are counted, bytes measured; 2 k copies of 2,048 vectors of 256 nu
 
 # %% [markdown]
 # **Read it.** The mixture keeps what the small layer keeps, and copies of each vector: $k$ that experts get, $k$ that they give.
-# (The little that is left is of routing.) **At equal FLOPs a mixture costs model states and copies of vectors. At equal model
-# states it saves FLOPs and activations.**
+# **At equal FLOPs a mixture costs model states and copies of vectors. At equal model states it saves FLOPs and activations.**
 #
 # ## 3. Experts on four ranks
 #
@@ -209,8 +206,7 @@ class Send(torch.autograd.Function):
 
 
 # %% [markdown]
-# First each rank tells all others, by an all-gather, how many rows it has for each expert. Rows are sorted twice: by expert before
-# they travel, and again when all have come:
+# First each rank tells all others, by an all-gather, how many rows it has for each expert:
 
 # %%
 def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
@@ -327,8 +323,8 @@ assert gap < 1e-12 and held == everything / RANKS, "each number of the experts o
 # ### Weights, or rows?
 #
 # FSDP alone gathers a layer's experts on every rank, twice a step, and sums their gradients: the same bytes for any number of
-# tokens, which can move *while* the GPU computes. Rows grow with tokens, and here experts wait for them. (Backward recomputes
-# layers: a third more FLOPs, and six exchanges in place of four. All but the experts moves by FSDP either way, and is left out.)
+# tokens, which can move *while* the GPU computes. Rows grow with tokens, and here experts wait for them. (Layers recomputed make
+# a third more FLOPs, and six exchanges. All else moves by FSDP either way.)
 # FSDP alone also takes memory, for two layers' experts and gradients:
 
 # %%
@@ -346,7 +342,7 @@ for name, c in CONFIGS.items():
 
 # %% [markdown]
 # **Read it.** DeepSeek-V3's experts need more than an H100 has. Qwen3's fit, so time decides. Rows are faster where weights take
-# longer than compute and rows together:
+# longer than compute and rows together, at three assumed speeds, at load 1, in sequences of 4,096 tokens:
 
 # %%
 SPEEDS = (70, 200, 400)  # TFLOP/s of a GPU while it computes; what is recomputed counts
@@ -367,9 +363,24 @@ show(draw_choice(each, rows / NVLINK / 4096, weights / NVLINK, tokens_below(weig
      alt="Seconds for 1,000 tokens: EP 8 is level; FSDP alone falls with tokens, and crosses it at the numbers printed above.")
 
 # %% [markdown]
-# **Read it.** **With few tokens a rank, move rows; with many, move weights.** Left of a circle weights take longer than compute and
-# rows together. Soon right of it they hide wholly, and EP 8 still waits for its rows. Weights that do not hide (dotted) win from the
-# table's last column on. Published steps contain waiting, and their TFLOP/s leave out what is recomputed: compute alone is faster.
+# **Read it.** **With few tokens a rank, move rows; with many, move weights.** Right of a circle weights soon hide wholly, and EP 8
+# still waits for its rows. Weights that do not hide (dotted) win from the last column on. (In one sequence of that length,
+# with less attention, 1,185 is 1,366.)
+#
+# **The number hangs on load**: with EP alone, rows and experts take load times as long. Predicted alike, at 371 GB/s and 70 to 400
+# TFLOP/s, weights win from
+#
+# | each layer's load | hidden | not hidden |
+# |---|---|---|
+# | 1.2 | 1,078 to 4,935 | 8,032 to 16,111 |
+# | 1.42 (section 4, cured) | 980 to 4,421 | 4,615 to 11,684 |
+# | 2.08 (left alone) | 771 to 3,370 | 2,027 to 6,404 |
+#
+# Left out, for EP: its experts get eight times the rows in a matmul.
+#
+# In the first published line all GPUs get the same tokens, and compute 39 or 310 TFLOP/s, by how tokens were counted, not 72. The
+# others are of [NousResearch's fork](https://github.com/NousResearch/torchtitan/pull/19), whose recipe forces balance; from EP 1
+# (FSDP alone) to EP 8 it reports "almost no throughput degradation".
 #
 # ### Does it fit one node?
 #
@@ -392,18 +403,19 @@ for name in ("EP 8, all kept", "EP 8, layers\nrecomputed"):
     print(f"{' '.join(name.split())}: {sends / EXCHANGE:.0f} exchanges a layer and step (simulated)")
 
 # %% [markdown]
-# **Read it.** With 4,096 tokens a rank and all kept, one node is too small. To recompute the inside of the experts alone just misses:
-# copies of vectors stay. **With whole layers recomputed any load fits**: one layer's rows at a time are alive. transformers does that,
-# with two more exchanges. torchtitan's [selective checkpointing](../intermediate/05_checkpointing.ipynb) keeps what came.
-# FSDP alone peaks 1.7 GiB above EP 8, by less than the layers that it gathers: EP 8 peaks elsewhere, where the gradients of embedding
-# and head are summed.
+# **Read it.** With 4,096 tokens a rank and all kept, one node is too small. To recompute the inside of the experts alone misses by
+# 0.3 GiB, which a chunked loss would close. **With whole layers recomputed, as transformers does it, any load fits**: one layer's rows
+# at a time are alive. torchtitan's [selective checkpointing](../intermediate/05_checkpointing.ipynb) keeps what came. FSDP alone
+# peaks 1.7 GiB higher: EP 8 peaks elsewhere.
+#
+# But 24,576 tokens need a chunked loss: states, layers' inputs, logits and their gradients take about 82 GiB.
 #
 # ## 4. Balance
 #
 # Nothing makes a router treat experts alike, and a layer ends when its busiest rank is done. An **auxiliary
 # loss** $E \sum_e f_e P_e$, with $f_e$ the share of rows that $e$ got and $P_e$ its mean probability, moves the router by its
-# gradient. Or a **bias** is added to probabilities, for the *choice* alone: after each step it rises for an expert with too few
-# rows and falls for one with too many.
+# gradient. Or a **bias** is added to probabilities, for the *choice* alone: after each step it rises for experts with too few
+# rows and falls for others.
 
 # %%
 def auxiliary_loss(p, load):
@@ -442,14 +454,13 @@ for way, found in trained.items():
           f"{1 - 1 / late.mean():.0%} of the experts' time; nats a byte of unseen text {loss.mean():.2f} ({loss.min():.2f} to {loss.max():.2f})")
 
 # %% [markdown]
-# **Read it.** After ten steps nearly every token has one expert in common: its load is 4, its rank's at least 2, and 4 where it
-# also has every token's other expert. (One process trains; rows are counted as if four ranks held two experts each.) Both cures
-# bring load down, and losses stay within the seeds' spread. Where time follows rows, the mean rank waits $1 - 1/\text{load}$ of
-# the experts' time.
+# **Read it.** After ten steps nearly every token has one expert in common: its load is 4, its rank's 2 to 4. (One process trains;
+# rows are counted as if four ranks held two experts each, and time as rows.) Both cures bring load down, and losses stay within the
+# seeds' spread.
 #
 # **Whose tokens?** A rank's own tokens may all be code, and need the same experts. So
-# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873). Then $f_e$ is the same on all
-# ranks, and the mean of their losses is one process's. (The loss is weighted with 0.3, so that a difference shows.)
+# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873): $f_e$ is the same on all
+# ranks, and the mean of their losses is one process's.
 
 # %%
 def all_ranks(load):
@@ -518,15 +529,16 @@ print_tokens("EP 16 is faster than EP 8", SPEEDS, table)
 
 # %% [markdown]
 # **Read it.** **With more tokens a rank than that, stay in the node; with fewer, spread the experts.** If weights do not hide, a
-# dispatcher wins up to 22,467 tokens, even at 24 GB/s. (With all kept, for which two nodes have room at load 1, there are 3/4 of
-# the FLOPs and 4/6 of the rows: each number of tokens grows by a third to a half.) Weights do not hide by themselves: the host
-# waits for each layer's counts, and FSDP starts the next gather late, unless it is told what to prefetch (the last cell's PyTorch
-# lines do). Rows can hide, too, behind another micro-batch (DeepSeek-V3) or the shared expert (Megatron).
+# dispatcher wins up to 22,467 tokens at load 1, even at 24 GB/s. (Left out: in a node DeepEP sends once per rank, 5.3 vectors a token
+# with EP 8, not 8.)
+#
+# Weights do not hide by themselves: the host waits for each layer's counts, and FSDP starts the next gather late, unless told
+# what to prefetch (the last cell's PyTorch lines do). Rows can hide, too, behind another micro-batch (DeepSeek-V3) or the shared
+# expert (Megatron).
 #
 # ## Break it, diagnose it
 #
-# Experts' gradients are averaged over the wrong group, all ranks; or over their replicas, by the wrong divisor, as FSDP was not
-# told to divide by 4.
+# Experts' gradients are averaged over the wrong group, all ranks; or by the wrong divisor, as FSDP was not told 4.
 
 # %%
 def over_all_ranks(model):
@@ -555,14 +567,15 @@ for (make, fault), losses in found.items():
 
 # %% [markdown]
 # **Diagnose it.** First losses are right: no gradient is in them. In the wrong group an expert learns from other experts'
-# rows. With the wrong divisor experts' gradients are twice too large, which AdamW, dividing by their size, nearly hides. Compare
-# *gradients* with one process: they tell at the first step.
+# rows. With the wrong divisor experts' gradients are twice too large, which AdamW, dividing by their size, nearly hides. Norms beside
+# one process's warn at the first step, but not of which: 1.97 is near $\sqrt 4$, of four ranks. *Elements* tell: a wrong divisor
+# leaves one ratio.
 #
 # ## Recap
 #
-# - Arithmetic follows the $k$ experts that a token uses, model states all $E$.
-# - FSDP moves weights, the same bytes for any number of tokens in a micro-batch. Expert parallelism moves rows: a mean rank puts
-#   in $4kTh$ numbers a layer and step, $6kTh$ with layers recomputed.
+# - Arithmetic follows $k$, model states $E$.
+# - FSDP moves weights, as many for any number of tokens. EP moves rows, $4kTh$ numbers a mean rank, layer and step, $6kTh$ with
+#   layers recomputed, and waits for the busiest rank.
 # - Experts' gradients are summed already: their group is their replicas, their divisor the number of all ranks.
 # - Count load by ranks; cure it in each layer, over the whole batch.
 #
@@ -607,6 +620,7 @@ for (make, fault), losses in found.items():
 #     dist.all_gather_into_tensor(everyone, rows)
 #     total = everyone.view(-1, *rows.shape).sum(0)  # (layers, experts): the whole batch's, as in section 4
 #     likely = torch.stack([r.float().softmax(-1).mean(0) for r in out.router_logits])
+#     # A sum over layers, of shares that sum to 1: 0.001 pulls on a layer 48 / 8 = 6 times as hard as in the library's loss.
 #     balance = rows.shape[1] * (total / total.sum(1, keepdim=True) * likely).sum()
 #     (out.loss + 0.001 * balance).backward()
 #     norm = torch.stack([get_total_norm([p.grad for p in part]).full_tensor() for part in meshes.values()]).norm()
@@ -623,9 +637,9 @@ for (make, fault), losses in found.items():
 # save_optimizer_distributed(model, optimizer, f"{folder}/optimizer")  # load_optimizer_distributed reads it
 # ```
 #
-# **Look at** the mean load: experts take that many times as long as at load 1. If that costs too much, raise 0.001. On four CPU
-# ranks ten steps with SGD in fp32 end at the parameters of one process with the whole batch, to rounding, and what is saved reloads
-# equal. Across nodes, Megatron's dispatcher is `--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep`.
+# **Look at** the mean load: experts take that many times as long as at load 1. If that costs too much, raise 0.001. Ten SGD steps in
+# fp32 on four CPU ranks end at one process's parameters, to rounding, and what is saved reloads equal. Across nodes, Megatron's
+# dispatcher is `--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep`.
 #
 # In plain PyTorch, with layers that exchange rows as in section 3:
 #
