@@ -60,8 +60,8 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 # was. So a plan is exported once: a tiny model, ZeRO-3 over two nodes of one rank each. You see the training
 # script, the one for Slurm, and `checksums.slurm`: an **array**, one script that Slurm runs as four tasks.
 #
-# The cell also starts a Slurm: a controller and three nodes. Each node is a host of its own, made of namespaces as in lesson 11, which
-# nobody reaches from outside. New words stand in the [glossary](../00_glossary.ipynb).
+# The cell also starts a Slurm: a controller and three nodes. Each node is a host of its own, made of namespaces as in lesson 11.
+# New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -82,12 +82,11 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 # %% [markdown]
 # **Read it.** `train.py` names no launcher: `run` reads the variables and joins the ranks. Put your data into `batch`. In `job.slurm`
 # Slurm numbers its tasks, and the numbers are handed on under the names that PyTorch reads. `RANK` must be filled in *inside* `srun`,
-# once in each rank; `MASTER_ADDR` *outside*, once for all. (The lone word `rank` is the name that `bash -c` gives itself.) Exit code 75
-# means "saved, call me again".
+# once in each rank; `MASTER_ADDR` *outside*, once for all. Exit code 75 means "saved, call me again".
 #
 # Now the job gets both troubles. It saves every 5 steps. Two steps after a save, node `n2` is killed: every process on it, Slurm's own
-# too. When the job has saved again, it gets the signal `USR1`, as `--signal=USR1@120` sends it 120 s before the time limit, or up to a
-# minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)). In between, the array runs on the idle node.
+# too. When the job has saved again, the notebook plays the time limit: `scancel` sends the `USR1` that `--signal=USR1@120` sends 120 s
+# before it, or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)). In between, the array runs on the idle node.
 
 # %%
 if slurm:
@@ -119,24 +118,24 @@ print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the
       f"{seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it,** mark by mark. **1:** the rank of `n1` finds its connection closed; no step runs any more. (A power cut closes none: then
-# ranks hang until a timeout, section 4.) **2:** Slurm still lists the job as running, until `n2` has not answered for `SlurmdTimeout`:
-# 2 s here, 300 by default ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)). **3:** each start gets a *credential*, the
-# controller's signed permission to run this job on these nodes. The next start waits until the old one has expired (`cred_expire`):
-# 5 s here, 120 by default. So on your cluster expect up to 7 minutes, and then the queue: a third node must be free.
-# **4, 5:** a planned restart waits for the credential alone.
+# **Read it. 1:** the rank of `n1` has lost its peer; no step runs any more. **2:** Slurm still lists the job as running, until `n2` has
+# not answered for `SlurmdTimeout`: 2 s here, 300 by default ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)). There it looks
+# every 100 s: a death may be 500 s old. **3:** each start gets a *credential*, the controller's signed permission to run this job on
+# these nodes. The next start waits until the old one has expired (`cred_expire`): 5 s here, 120 by default. So on your cluster expect
+# 5 to 10 minutes, and then the queue: a third node must be free. **4:** the signal comes. The job finishes its step, saves and ends;
+# where the bar ends it is requeued. **5:** this restart waits for the credential alone.
 #
-# Who put the job back into the queue? Slurm's log says it, and so does the accounting:
+# Who put the job back into the queue? Slurm's log and accounting say it of the first time only:
 
 # %%
 print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
-# First Slurm did it, for the dead node: `--requeue` allows that. (Its 2 s were over before `srun`'s `--wait=60`. By default 300 s are not:
-# where ranks end by themselves, the step fails first. The script requeues, up to three times after the same save, and the job stays
-# `COMPLETING` until Slurm has given `n2` up.) Then no node failed: `scontrol requeue` in `job.slurm` did it, because
-# `srun` ended with 75. (Its line says `PENDING`. Where a database keeps the accounts, `sacct` needs `--duplicates` to show all
-# starts.) What did the job print around its restarts, and is anything lost?
+# First Slurm did it, for the dead node: `--requeue` allows that. Here its 2 s were over before `srun`'s `--wait=60`. By default Slurm
+# takes longer: where ranks end by themselves, the step fails first. Then the script requeues, up to three times after the same save.
+#
+# The second time (`PENDING`) no node failed: `scontrol requeue` in `job.slurm` did it, as `srun` ended with 75. What did the job print
+# around its restarts (steps and `srun`'s lines alone), and is anything lost?
 
 # %%
 lines = seen["log"].splitlines()
@@ -158,28 +157,32 @@ check("17.steps_twice", steps_twice)
 # %% [markdown]
 # ### Its time is over: a signal, a save, 75
 #
-# A dead node gives no warning; a time limit does. The drawing shows who hears it.
+# A dead node gives no warning; a time limit does. The drawing shows who hears it in this notebook's Slurm.
 
 # %%
 show(draw_signal(), alt="Slurm signals each process of srun's tasks, also a torchrun, which dies of it; the batch shell hears nothing.")
 
 # %% [markdown]
+# **By Slurm's default fewer hear it:** a task's first process alone, unless `SignalChildrenProcesses` is set
+# ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). A rank under torchrun then hears nothing, and ends without a save. With
+# `exec` in `job.slurm` python takes the shell's place as first process.
+#
 # The signal comes to ranks at different moments, in the middle of a step. So a handler only notes it, and after each step all ranks
-# ask each other whether anyone has: they save after the same step. This is what `train.py` does:
+# ask each other whether anyone has: they save after the same step. In `train.py`:
 
 # %%
 print(inspect.getsource(Saves.kept))
 
 # %% [markdown]
-# Asking costs one all-reduce a step. Choose the seconds of `--signal` larger than a step and a save take together.
+# Asking costs one all-reduce a step; the host waits for it, as for the loss. `--signal`'s seconds must cover a step, a save and the end of
+# all processes.
 #
 # ## 2. The same losses
 #
-# Now the same folder under `torchrun`, without any fault, and under Ray. **Ray Train** starts workers anew when one dies. Ray is a large
-# download, so you see a stored run, which lost a worker after the save of step 4.
+# Now the same folder under `torchrun`, without any fault, and under Ray. **Ray Train** starts workers anew when one dies. You see a
+# stored run, which lost a worker after the save of step 4.
 #
-# A comparison that cannot fail says nothing. So one more run has a planted fault: after four steps it goes on from its save without
-# Adam's moments.
+# One more run has a planted fault: after four steps it goes on from its save without Adam's moments.
 
 # %%
 _ = (folder / "forgets.py").write_text('''import train
@@ -224,15 +227,14 @@ for name, (found, kind) in rows.items():
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Three launchers, one script: through two restarts and a dead worker the losses agree with torchrun's to a millionth. The
-# tokens are random, so the loss does not fall; yet the fault stands out. Two things make losses equal: a save holds all states
-# (lesson 16), and a batch depends on the
-# *step* alone. With a `DataLoader` seed the shuffle by the epoch and skip the batches that were used, or save its place
-# (torchdata's `StatefulDataLoader`). Where losses differ by more than rounding, look at the data, the state, then the numerics (TF32,
-# another GPU, dropout's seeds).
+# **Read it.** Three launchers, one script: through two restarts and a dead worker the losses agree with torchrun's, the reference, to a
+# millionth. The tokens are random, so the loss does not fall; yet the fault stands out. Two things make losses equal: a save holds all
+# states (lesson 16), and a batch depends on the *step* alone. With a `DataLoader` seed the shuffle by the epoch and skip used batches,
+# or save its place (torchdata's `StatefulDataLoader`). Where losses differ by more, look at the data, the state, then the numerics
+# (TF32, another GPU, dropout).
 #
-# <div class="alert alert-warning"><b>Trap.</b> Training runs of one array that share a <code>--saves</code> folder go
-# on from each other's saves. Put <code>$SLURM_ARRAY_TASK_ID</code> into the path.</div>
+# <div class="alert alert-warning"><b>Trap.</b> Runs that share <code>saves</code> go on from each other's: tasks of an array, or a
+# second <code>sbatch</code> here. Put <code>$SLURM_JOB_ID</code>, which a requeue keeps, into both paths in <code>job.slurm</code>.</div>
 #
 # ## 3. Kubernetes, SkyPilot, containers
 #
@@ -264,8 +266,8 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # | | who notices a dead node, and when (defaults) | who starts anew | warning before the end |
 # |---|---|---|---|
-# | Slurm | its controller, after 300 s | itself; after 75, your script | the signal and seconds you choose |
-# | Kubernetes | its node controller: 50 s, and 300 s until it evicts the pods | the Job, once the old pod is gone. A dead node's pods go when the node is deleted: by the cloud, or on hardware of your own by you | SIGTERM at a drain, 30 s before the kill |
+# | Slurm | its controller, within 500 s | itself; after 75, your script | the signal and seconds you choose; at a preemption SIGTERM, where `GraceTime` is set |
+# | Kubernetes | its node controller: 50 s, and 300 s until it evicts the pods | the Job, once the old pod is gone. A dead node's pods go when the node is deleted: by the cloud, else by you | SIGTERM at a drain, 30 s before the kill |
 # | Ray Train | its health checks, one in 3 s; five must fail | itself, `max_failures` times | none |
 # | SkyPilot | its controller, which asks every 15 s | itself, on new nodes | none |
 #
@@ -280,8 +282,8 @@ for name, meanings in ANSWERS.items():
 # ## 4. What to watch
 #
 # - **Losses,** in files that survive the job: TensorBoard writes a folder; so does W&B with `mode="offline"`, and `wandb sync` sends it.
-# - **Silence.** A peer that hangs closes no connection. NCCL's watchdog ends a collective after 10 minutes (`timeout` of
-#   `init_process_group`), later than Slurm's 300 s. A slow job still prints steps; a hung one does not: watch the log's age.
+# - **Silence.** A peer that hangs, or has no power, closes no connection. NCCL's watchdog ends a collective after 10 minutes (`timeout` of
+#   `init_process_group`), later than Slurm's 500 s. A slow job still prints steps; a hung one does not: watch the log's age.
 # - **A node that fails twice.** Have it drained, or `--exclude` it.
 #
 # ## Break it, diagnose it
@@ -314,7 +316,7 @@ if slurm:
 #
 # | launcher | use when | costs | does not help |
 # |---|---|---|---|
-# | torchrun | one machine, or a handful that you own | restarts ranks (`--max-restarts`); brings no new node | queues, sharing |
+# | torchrun | one machine, or a handful that you own | you start it on each node; `--max-restarts` brings back ranks, no node | queues, sharing |
 # | Slurm | a shared cluster with a queue | root sets it up; one environment on all nodes | services; prices across clouds |
 # | Kubernetes, Kubeflow | your company runs on it | images, volumes, an operator | a queue with fair shares: add Kueue |
 # | Ray Train | preprocessing, tuning and training in one program | a cluster inside a cluster | plain static jobs |
@@ -323,11 +325,10 @@ if slurm:
 # %% [markdown]
 # ### What changes on TPUs
 #
-# A TPU v5p has 459 TFLOP/s in bf16 and 95 GiB. 8,960 of them form one **pod**; the largest job takes 6,144
-# ([Google's page](https://docs.cloud.google.com/tpu/docs/v5p)). You rent a *slice*, and mesh axes should match its shape.
+# A [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p) has 459 TFLOP/s in bf16 and 95 GiB. 8,960 of them form one **pod**. You
+# rent a *slice*, and mesh axes should match its shape.
 # [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu) makes `"tpu"` a device of PyTorch. The older
-# [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad to
-# fixed shapes.
+# [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad.
 
 # %% [markdown]
 # ## Recap
@@ -342,7 +343,7 @@ if slurm:
 #
 # <details><summary>Answer</summary>
 #
-# `--signal=USR1@120` in the script, and a handler in the ranks that saves after the step. (Saves every so many steps would
+# `--signal=USR1@120` in the script, and a handler in the ranks that saves after the step. (Saves every few steps would
 # have left one, too. To go on, the script needs `scontrol requeue` on 75.)
 #
 # </details>
@@ -351,20 +352,21 @@ if slurm:
 # job, the others about [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the
 # [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
 #
-# **References.** [Slurm's sbatch](https://slurm.schedmd.com/sbatch.html), [srun](https://slurm.schedmd.com/srun.html),
-# [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/).
+# **References.** [srun](https://slurm.schedmd.com/srun.html), [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/).
 
 # %% [markdown]
 # ## On Monday
 #
-# In a batch script of these lines a lost node brings the job back, and each task of `srun` is warned 120 s or more before the limit:
+# With these lines a lost node brings the job back, and each task of `srun` is warned 120 s or more before the limit. For other
+# failures add the `elif` of `job.slurm`:
 #
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
 # export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-# # 75 alone is requeued below. So --wait is longer than SlurmdTimeout: Slurm itself must see the dead node before the step ends
-# srun --kill-on-bad-exit=0 --wait=360 bash -c '
+# # 75 alone is requeued below. So --wait is longer than Slurm takes to see a dead node (by default up to 500 s): Slurm must
+# # requeue before the step ends. Without exec the shell is the task's first process: by default it alone gets the signal, and dies of it.
+# srun --kill-on-bad-exit=0 --wait=600 bash -c '
 #   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 #   exec python -u train.py'
 # code=$?
@@ -383,14 +385,15 @@ if slurm:
 #     train_step(step)
 #     stop = any_rank(bool(asked))  # torch.distributed.all_reduce of the flag, with ReduceOp.MAX
 #     if stop or (step + 1) % every == 0:
-#         save(step + 1)  # so many steps are done
+#         save(step + 1)  # so many steps are done; into a folder of this job: $SLURM_JOB_ID, which a requeue keeps, in its name
 #     if stop:
 #         barrier()  # torch.distributed.barrier: no rank leaves while another saves
 #         sys.exit(75)
 # ```
 #
-# Under `srun torchrun` add `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`, or USR1 ends the launcher. It gives its ranks
-# 30 s (newer versions have `--shutdown-timeout`) and ends with 1: requeue where a new save is there.
+# Under `srun torchrun` add `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`, or USR1 ends the launcher. With it
+# torchrun hands USR1 to its ranks, gives them 30 s (newer versions have `--shutdown-timeout`) and ends with 1: requeue where a new save
+# is there.
 #
 # With `enable_jit_checkpoint` a `Trainer` saves and stops at SIGTERM (`--signal=TERM@120`), and ends with 0, finished or not. A save that
 # was cut off keeps a marker. Each rank decides for itself when to stop: on several ranks use the loop above. Early stopping, too, ends
