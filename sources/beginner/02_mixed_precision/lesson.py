@@ -14,9 +14,8 @@
 # **The question.** A ResNet-50 for images of 32 x 32 pixels does not fit a 16 GB card at batch 1024. Does it fit once
 # it computes in 16 bits?
 #
-# **Promise.** You build mixed precision by hand, get the same losses from PyTorch's two calls, and say beforehand what
-# that does to the *peak*. Then you find the largest batch that a T4 holds: about 550 images in fp32, and about 1130 in
-# mixed precision (predicted, from a simulation and a recorded run).
+# **Promise.** You build mixed precision by hand, get the same losses from PyTorch's two calls, and predict what that
+# does to the *peak*; then, from a simulation and a recorded run, the largest batch that a T4 holds in each precision.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -26,8 +25,8 @@
 # ## A bet
 #
 # "Mixed precision halves training memory." You train ResNet-50 with Adam on **one** image. The *peak* is the most memory
-# that the step holds at any moment; it decides whether the step fits. How large is the peak in mixed precision, divided by
-# that in fp32? Write your guess: 0.5 is half, 1 the same.
+# that the step holds at any moment. How large is the peak in mixed precision, divided by that in fp32? 0.5 is half, 1 the
+# same.
 
 # %%
 my_bet_ratio = 0.5
@@ -60,12 +59,11 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. The peak, in both precisions
 #
-# This is a training step as you know it, but for `autocast`: with a 16-bit type it turns mixed precision on. Section 2 builds
-# it.
+# A training step as you know it, but for `autocast`, which turns mixed precision on; section 2 builds it.
 #
 # **Simulation.** The step runs on tensors that have a shape, a type and a lifetime, and no data. Each allocation is counted
 # as a GPU's allocator would ([05a](../intermediate/05a_trusting_simulation.ipynb) says how far to trust that). The GPU is a
-# T4 with 16 GB, which has no units for bf16: its 16-bit type is fp16.
+# T4 with 16 GB, whose 16-bit type is fp16.
 
 # %%
 def training_step(model, optimizer, batch, dtype=None, keep=False):
@@ -117,20 +115,20 @@ assert (peaks["mixed / fp32"] <= 1).all() and peaks["mixed / fp32"].iloc[-1] < 0
 peaks.rename_axis("images").rename(columns={name: f"{name} (MiB, {Evidence.SIMULATED})" for name in lines}).round(2)
 
 # %% [markdown]
-# **Read it.** At one image the peak does not move, measured here and simulated for the T4. (A CPU's peak is lower: its Adam
-# updates tensor after tensor, a GPU's all at once.) Up to 4 images the peak lies in the optimizer step, which 16 bits do not
-# touch. At 64 the ratio is 0.6: weights and Adam's state are in both peaks. New words stand in the
-# [glossary](../00_glossary.ipynb).
+# **Read it.** The bet's answer is 1: at one image the peak does not move, measured here and simulated for the T4. (A CPU's
+# Adam updates tensor after tensor: its peak is lower.) Up to 4 images the peak lies in the optimizer step, which 16 bits do
+# not touch. At 64 the ratio is 0.6: weights and Adam's state are in both peaks. (The grounds' edges are extrapolated from 32
+# and 64.) New words stand in the [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. The conversion, by hand
 #
-# Each layer computes on 16-bit copies (*casts*) of its weights and inputs. fp16 has few digits, and little range: from
-# 65,520 on it is infinite, below $2^{-25}$ it rounds to 0. Three things make it train. **Master weights:** what the
-# optimizer updates stays fp32. **Sums in fp32:** a GPU's matrix units add up products in fp32, and the loss is computed in
-# it. **A loss scale:** the loss is multiplied before backward, so that small gradients stay above 0, and the gradients are
-# divided after it, in fp32. If one is not finite, the scale was too large, or the model has diverged: skip the step, and
-# halve the scale. After `patience` good steps, double it.
+# Convolutions and linear layers compute on 16-bit copies (*casts*) of weights and inputs. fp16 has few digits, and little
+# range: from 65,520 on it is infinite, below $2^{-25}$ it rounds to 0. Three things make it train. **Master weights:** what
+# the optimizer updates stays fp32. **Sums in fp32:** a GPU's matrix units add up products in fp32, and the loss is computed
+# in it. **A loss scale:** the loss is multiplied before backward, so that small gradients stay above 0, and the gradients
+# are divided after it, in fp32. If one is not finite, skip the step, and halve the scale. After `patience` good steps,
+# double it.
 
 # %%
 def train_by_hand(model, optimizer, batches, scale, patience):
@@ -159,8 +157,8 @@ def train_by_hand(model, optimizer, batches, scale, patience):
 # Now the library's two calls. **`torch.amp.autocast`** chooses a type for each operation: 16 bits for matrix products and
 # convolutions, fp32 for what needs digits or range, such as losses and layer norm ([CUDA's
 # list](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32)). Most others, such as batch
-# norm and ReLU, follow their input. What becomes of this ResNet is told by *hooks*, functions that PyTorch calls at a set
-# point:
+# norm and ReLU, follow their input. *Hooks*, functions that PyTorch calls at a set point, tell what becomes of this
+# ResNet:
 
 # %%
 def types_of_a_step(model, optimizer, dtype):
@@ -182,8 +180,10 @@ of_layers = pd.DataFrame(types_of_a_step(*build(), FP16)).T
 of_layers.loc[["Conv2d", "BatchNorm2d", "ReLU", "Linear", "loss"]].map(lambda dtype: str(dtype).removeprefix("torch.")).replace("nan", "")
 
 # %% [markdown]
-# **Read it.** Activations are 16-bit; weights, gradients and states fp32, and so is the loss. **`torch.amp.GradScaler`** is
-# the loss scale with its check. Their old names are `torch.cuda.amp` and NVIDIA's Apex.
+# **Read it.** Activations are 16-bit; weights, gradients, states and loss fp32. A row shows the last layer of its kind: the
+# first convolution's input is fp32. (A CPU's list is another; CUDA's gives these layers the same types.)
+# **`torch.amp.GradScaler`** is the loss scale with its check. Old code has `torch.cuda.amp`, or another library, NVIDIA's
+# Apex.
 
 # %%
 def train_amp(model, optimizer, scaler, batches, dtype):
@@ -229,20 +229,19 @@ assert {"made", "skipped"} == set(steps["step"]), "the scale should start too la
 steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(4)
 
 # %% [markdown]
-# **Read it.** By hand and by library: the same losses and scale on this machine. Three steps of twelve are skipped: fp16
-# made nine updates. Twelve steps are too few to learn: guessing among ten costs $\ln 10 = 2.303$. bf16 needs no scaler: it
-# has the range of fp32, and three binary digits fewer than fp16.
+# **Read it.** The same losses and scale. Three steps of twelve are skipped. Twelve are too few to learn: guessing costs
+# $\ln 10 = 2.303$. bf16 needs no scaler: it has the range of fp32, and three binary digits fewer than fp16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no units for bf16, and
 # <code>torch.cuda.is_bf16_supported()</code> says True there: it counts <a
 # href="https://github.com/pytorch/pytorch/pull/115924">emulation</a>. Ask
-# <code>is_bf16_supported(including_emulation=False)</code>; on those cards take fp16 with a scaler.</div>
+# <code>is_bf16_supported(including_emulation=False)</code>; on those, take fp16 with a scaler.</div>
 
 # %% [markdown]
 # ### What the scale is for
 #
-# Backward runs through the ResNet in fp32, for four images that count as in a batch of 1024. Hooks collect the gradients at
-# its convolutions, which the table rounds to fp16 under four scales.
+# Backward runs through the untrained ResNet in fp32, for four images that count as in a batch of 1024. Hooks collect the
+# gradients of its convolutions' outputs; the table rounds them to fp16 under four scales.
 
 # %%
 gradients, shares = at_convolutions(build()[0].to(device), images=4, batch=1024), {}
@@ -255,8 +254,8 @@ print(f"{len(gradients):,} gradients ({Evidence.MEASURED} in fp32, here), rounde
 of_scales.map("{:.2%}".format)
 
 # %% [markdown]
-# **Read it.** Without a scale, about 6% of these gradients become 0. At 256 hardly any do; PyTorch begins at $2^{16}$ =
-# 65,536. A far larger scale makes infinities: steps are skipped until it has halved often enough.
+# **Read it.** Without a scale, about 6% of these gradients become 0. At 256 hardly any do; PyTorch begins at 65,536.
+# A far larger one makes infinities, and skipped steps.
 #
 # ### Break it, diagnose it: why not `model.half()`?
 #
@@ -288,21 +287,22 @@ pd.DataFrame(unmoved).rename_axis("step").map("{:.1%}".format)
 # %% [markdown]
 # **Diagnose it.** The gradients are finite, and two weights of three are not after the step: just those with a $v$ of 0.
 # After one step $v$ is $0.001 g^2$: below $2^{-25} = 3 \cdot 10^{-8}$ that is 0 in fp16. The default Adam divides by
-# $\sqrt{v} + \epsilon$, and $\epsilon$ is 0 as well. So *states* stay in fp32. *Weights* do for another reason: at steps of
-# 1e-5, as late in training, a third of this ResNet's first weights would stand still in fp16, and nine of ten in bf16.
+# $\sqrt{v} + \epsilon$, and $\epsilon$ is 0 as well. So fp16 cannot hold *states*. (In bf16 $v$ cannot fall: $0.999 v$ rounds
+# back to $v$.) *Weights* stay in fp32 for another reason: at steps of 1e-5 a third of this ResNet's initial weights would
+# stand still in fp16, and nine of ten in bf16.
 
 # %% [markdown]
 # ## 3. What halves, and which moment decides
 #
-# Take $P$ parameters, Adam, batch $b$, and $a$ bytes of activations per image in fp32. Two moments
-# compete for the peak:
+# Take $P$ parameters, Adam, batch $b$, and $a$ bytes of activations per image in fp32. The peak is at least what either of
+# two moments holds:
 #
 # | moment | fp32 | mixed |
 # |---|---|---|
 # | backward begins (`zero_grad()` freed the gradients) | $12P + ab$ | $12P + 2P + ab/2$ |
 # | optimizer step (no activations any more) | $16P + 4P$ | $16P + 4P$ |
 #
-# ($4P$ in the lower row are temporaries of Adam on a GPU.) The peak is the larger of the two. First the upper row.
+# ($4P$ in the lower row are temporaries of Adam on a GPU.) Take the larger as an estimate.
 
 # %%
 def when_backward_begins(measurement):
@@ -322,7 +322,8 @@ print(f"P = {P:,}; MiB when backward begins, 64 images   ({runs[64, None].eviden
 (alive / 2**20).round(2).assign(**{"mixed / fp32": ratio.astype(str).replace("inf", "added")})
 
 # %% [markdown]
-# **Read it.** Activations halve; parameters and Adam's state stay. *Cast weights*, the 16-bit copies, are added: nearly $2P$.
+# **Read it.** Activations halve; parameters and Adam's state stay. *Cast weights*, the 16-bit copies, are added: nearly $2P$,
+# as batch norm has none.
 #
 # **Question.** Predict the peak of mixed precision at 1024 images, in GiB.
 
@@ -347,8 +348,8 @@ parts = {f"{Evidence.PREDICTED} (MiB)": guess, f"{Evidence.SIMULATED} (MiB)": pe
 pd.concat(parts, axis=1).rename_axis("images").round(1)
 
 # %% [markdown]
-# **Read it.** For a few images the optimizer step decides. The formula is low, by an eighth at 8 images: it leaves out
-# *workspace*, in which the library of matrix products computes, and the first gradients.
+# **Read it.** The formula is low, by an eighth at 8 images: it leaves out *workspace*, in which the library of matrix products
+# computes, and gradients made before the peak.
 
 # %%
 bars = compare([replace(runs[key], name=f"{runs[key].name}: {runs[key].peak_phase}") for key in [(1, None), (1, FP16), (16, None), (16, FP16)]],
@@ -359,8 +360,9 @@ print("mixed, batch 16, MiB:", ", ".join(f"{part} {thin[part] / 2**20:.1f}" for 
 bars
 
 # %% [markdown]
-# **Read it.** At 16 images the peak comes soon after backward begins: some gradients are there, and most casts are gone.
-# *Other* is workspace.
+# **Read it.** At 16 images the peak lies between the two moments: backward has passed the last layers, which hold most
+# weights, so 61% of the gradients are there beside 95% of the activations, and most casts are gone. (*States* here:
+# parameters, buffers, gradients and Adam's; *other*: workspace.)
 #
 # **Can the peak rise?** `Adam(..., fused=True)` needs no temporaries: the lower row is $16P$. Gradients that you accumulate
 # are still there when the next backward begins: $4P$ more in the upper row. With both, fp32 takes $16P + ab$ and mixed
@@ -377,13 +379,11 @@ print(f"peaks at one image ({Evidence.SIMULATED})")
 changed.round(2)
 
 # %% [markdown]
-# **Read it.** Each habit alone moves the ratio little. With both, mixed precision takes 7% more: copies come on top of kept
-# gradients.
+# **Read it.** Only with both does mixed precision take more, by 7%: copies come on top of kept gradients.
 #
 # ## 4. What fills a 16 GB card
 #
-# A "16 GB" card gives you less than 16 GiB. The course takes 14.74 GiB for a T4, and 0.5 GiB of that for the CUDA context,
-# which is there before your first tensor (assumed). In fp32:
+# A "16 GB" T4 has 14.74 GiB, of which the CUDA context, there before your first tensor, takes 0.5 (assumed). In fp32:
 
 # %%
 card = simulated_device("T4")
@@ -395,8 +395,7 @@ except OverBudgetError as error:
     print(error)
 
 # %% [markdown]
-# **Read it.** It does not fit. To find what does, take a line through two peaks, and go down from there in steps of 32
-# images. What counts is what the allocator *reserves*: tensors, and gaps between them that no tensor fits.
+# **Read it.** It does not fit. To find what does, take a line through two peaks, and go down in steps of 32. What counts is what the allocator *reserves*: tensors, and gaps between them that no tensor fits.
 
 # %%
 def run(size, dtype):
@@ -463,17 +462,17 @@ print("left for gaps and workspace, mixed, batch 1024, GiB:", ", ".join(f"{left 
 answer.rename_axis("largest batch")
 
 # %% [markdown]
-# **Read it.** By prediction it fits. An H200 that may reserve 14.90 GiB trains 1184 images; the T4's 14.25 GiB would hold
-# about 1130, if its kernels take as much workspace. At 1024, mixed precision leaves 2.12 GiB for context, gaps and
-# workspace. On the limited H200 gaps and workspace took 0.3 GiB in fp16, 0.7 in fp32. Without a limit fp32's peak lay in
-# forward, with 1.1 GiB of temporaries: cuDNN's workspace. At 512 images fp16 is 3.8 times as fast as fp32, and 1.4 times
-# as fast as TF32.
+# **Read it.** By prediction it fits. An H200 that may reserve 14.90 GiB trains 1184 images, and not 1216; the T4's 14.25
+# would hold 1130 to 1161 (fp32: 548 to 579), if its kernels take as much workspace. Batch 1024 fits if gaps and workspace
+# make do with 1.63 GiB: the limited H200's did with 0.3 (fp32: 0.7), and took 1.3 (3.7) without a limit, at 512. No T4 was
+# asked. The picture shows what is *allocated*: fp32 at 512 lies below both limits, and reserved 16.30; its peak, in forward,
+# has 1.1 GiB of cuDNN's workspace. At 512 fp16 is 3.8 times as fast as fp32, and 1.4 times as TF32.
 #
 # ## 5. The same accuracy?
 #
-# NVIDIA published seven pairs of runs of ResNet-50 on ImageNet ([its
-# README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)): SGD, in
-# fp16 with a fixed loss scale of 128. Top-1 accuracy in percent, *spread* as printed (±); on the A100 "fp32" is TF32:
+# NVIDIA's [README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
+# has seven rows for ResNet-50 on ImageNet: SGD, in fp16 with a fixed loss scale of 128. Top-1 accuracy in percent, *spread*
+# as printed (±); on the A100 "fp32" is TF32:
 
 # %%
 pairs = pd.DataFrame(table("nvidia_resnet50_accuracy")).set_index(["machine", "epochs"]).astype(float)
@@ -486,16 +485,18 @@ print(f"training on one V100 16 GB: {one['fp32_or_tf32_images_s']} images/s in f
 pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]]
 
 # %% [markdown]
-# **Read it.** Mixed precision is lower in four pairs of seven, by up to 0.23 points, and higher in three, by up to 0.17. Two
-# gaps exceed both spreads; mixed is the lower. By its `configs.yml` mixed runs use channels last, and on a DGX-1 other
-# batches, learning rates and weight decays. With these a V100 trains 3.3 times as fast, at 224 pixels; for a T4 the README
-# has inference alone. For Adam on CIFAR-10 nothing is shown here.
+# **Read it.** The DGX-1's rows are no pairs: [in
+# 2021](https://github.com/NVIDIA/DeepLearningExamples/commit/097c7ff917b7c56246590b1246a8f5bd8957c534) NVIDIA replaced the
+# mixed numbers alone, till then the higher (77.09, 78.42). Of five pairs mixed precision is lower in two, by 0.23 and 0.13,
+# beyond both spreads, and higher in three, by up to 0.17. More differs than the type: by the scripts there the DGX-2's fp32
+# ran 128 images a GPU at a time, mixed 256, and the A100's mixed ran channels last. With both, a V100 trains 3.3 times as
+# fast, at 224 pixels. For Adam on CIFAR-10 nothing is shown here.
 
 # %% [markdown]
 # ## 6. The scenario as asked
 #
 # *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file is the
-# loop above around torchvision's network. Run again, it goes on from what it saved, the scaler included.
+# loop above around torchvision's network. Run again, it goes on from what it saved.
 
 # %%
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run(1024, FP16).peak_bytes / 2**30:.2f}"))
@@ -503,13 +504,14 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 # %% [markdown]
 # **Read it.** To compare accuracy, run it with `512 10 0 fp32` and `512 10 0 fp16`, then with seeds 1 to 4: a *pair* shares
 # its seed. If the five differences have standard deviation $s$, a mean within $1.2 s$ of 0 shows nothing (Student's $t$,
-# 95%). A double batch is another change. Its images/s includes loading, which hides some gain.
+# 95%). A double batch is another change, as is TF32 in an A100's `fp32` convolutions. Its images/s includes loading, which
+# hides some gain.
 
 # %% [markdown]
 # ## Recap
 #
 # The peak decides. For this ResNet at one image mixed precision hardly lowers it, and can raise it; at hundreds, where
-# activations decide, it nearly halves.
+# activations decide, it nearly halves: by prediction, batch 1024 fits a T4.
 #
 # **Test yourself.** A model of 3 billion parameters, trained with Adam in fp32, runs out of a 40 GB card at one text of 128
 # tokens. Would mixed precision help?
@@ -530,15 +532,15 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** You have `model`, `optimizer`, `loss_function`, `loader` and `device`. Weights must be fp32 and no `half()`
-# anywhere: load a transformers model with `dtype=torch.float32` (version 5 takes its checkpoint's type by default). Run these
-# lines in two processes, first with `in_fp32 = True`, and call `torch.manual_seed(0)` before you make model and loader:
+# **Plain PyTorch.** You have `model`, `optimizer`, `loss_function`, `loader` and `device`. Weights must be fp32: load a
+# transformers model with `dtype=torch.float32` (version 5 takes its checkpoint's type). Run these lines in two processes,
+# first with `in_fp32 = True`, and call `torch.manual_seed(0)` before you make model and loader:
 #
 # ```python
 # import torch
 #
 # device = torch.device(device)  # "cuda" will do
-# in_fp32 = False  # True in the first run, whose losses and peak are there to compare with
+# in_fp32 = False  # True in the first run, to compare losses and peak with (from the A100 on, its convolutions: TF32)
 # channels_last = False  # True later: the layout of images in which 16-bit convolutions are fastest
 # clip_norm = None  # or the norm to which gradients are clipped, such as 1.0
 # assert {p.dtype for p in model.parameters()} == {torch.float32}, "the masters must be fp32: load the model so"
@@ -558,7 +560,7 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 #         scaler.unscale_(optimizer)  # gradients have their true size again, and can be clipped
 #         torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
 #     scale = scaler.get_scale()
-#     scaler.step(optimizer)
+#     scaler.step(optimizer)  # with accumulated gradients: step and update once, after the last backward
 #     scaler.update()
 #     made = scaler.get_scale() >= scale  # a skipped step halves the scale
 #     skipped += not made  # call scheduler.step(), if you have one, only where the step was made
@@ -571,12 +573,10 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 # ```
 #
 # It works if the first losses agree to two digits, the means differ by much less than fp32's loss fell, and hardly a step is
-# skipped; it helps if the peak is lower. A scale that falls without end is a fault ([03](03_when_numbers_break.ipynb)). With
-# accumulated gradients, `step` and `update` come once, after the last `backward`. Save `scaler.state_dict()` too, and
-# evaluate under autocast.
+# skipped; it helps if the peak is lower. A scale that falls without end is a fault ([03](03_when_numbers_break.ipynb)). Save
+# `scaler.state_dict()` too, and evaluate under autocast.
 #
-# **transformers.** You have `model` (in fp32) and `dataset`. The `Trainer` does this by one setting (for fp32, both are
-# False); it also clips, at 1.0:
+# **transformers.** You have `model` (in fp32) and `dataset`. The `Trainer` does this by one setting; it also clips, at 1.0:
 #
 # ```python
 # import torch
@@ -584,6 +584,7 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 #
 # assert {p.dtype for p in model.parameters()} == {torch.float32}, "the masters must be fp32: load the model so"
 # fp16 = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)  # a T4, a V100
+# # For fp32 set both to False. The Trainer's AdamW is fused: accumulate, and the peak can rise (section 3, last table).
 # settings = TrainingArguments(output_dir="out", per_device_train_batch_size=64, max_steps=20, logging_steps=1, fp16=fp16, bf16=not fp16,
 #                              use_cpu=not torch.cuda.is_available())
 # trainer = Trainer(model=model, args=settings, train_dataset=dataset)
