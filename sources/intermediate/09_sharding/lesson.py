@@ -15,7 +15,7 @@
 # sharding frees the most memory for what it sends?
 #
 # **Promise.** ZeRO-3 by hand in thirty lines; then one model, trained in five ways on four real ranks: what each
-# holds is measured, what it sends counted. You end with a job.
+# holds is measured, what it sends counted.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -93,7 +93,7 @@ for ranks in (1, 2, 4, 64):
     print(f"{ranks:>5}" + "".join(f"{textbook(stage, ranks):8.2f}" for stage in range(4)))
 
 # %% [markdown]
-# **Read it.** **On a single GPU no stage saves anything.** Where "ZeRO-2 on one GPU" does, it is by *offload*
+# **Read it.** **On a single GPU sharding saves nothing.** Where "ZeRO-2 on one GPU" does, it is by *offload*
 # (lesson 07).
 #
 # **Question.** How many bytes per parameter does ZeRO-2 hold on 8 ranks?
@@ -185,7 +185,7 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 #
 # DeepSpeed holds the paper's 2 + 2 + 12 bytes. DDP and FSDP2 here hold 4 + 4 + 8, with no master apart from the fp32
 # parameters, and send gradients in fp32. DDP computes under autocast; FSDP2 gathers each block in bf16. `shard_blocks`
-# calls `fully_shard` on each block and on the whole model.
+# calls `fully_shard` on each block and the model.
 
 # %%
 def ddp(name, size, **settings):
@@ -199,7 +199,7 @@ def fsdp(name, size, **settings):
 
 # %% [markdown]
 # DeepSpeed's *bucket* is the buffer in which it sends many gradients at once; `zero_config` makes it a quarter of this
-# small model. By default stage 3 leaves weights below a threshold unsharded, and does not free
+# model. By default stage 3 leaves weights below a threshold unsharded, and does not free
 # what it uses again within its reuse distance; both are 0 here.
 
 # %%
@@ -268,7 +268,7 @@ for stage, name in enumerate(BUILDERS):
 # reduced. (Two ranks keep a tensor that crosses their border, hence more than $2S$.) ZeRO-3's bucket stays. So do
 # DDP's, a second copy of the gradients unless `gradient_as_bucket_view=True`.
 #
-# Which moment of a step is the fullest, on the fullest rank?
+# Which moment of a step is the fullest?
 
 # %% jupyter={"source_hidden": true}
 fullest = {name: max((rank.run for rank in ranks), key=lambda run: run.peak_bytes) for name, ranks in found.items()}
@@ -277,8 +277,7 @@ display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per pa
 
 # %% [markdown]
 # **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet.
-# FSDP2 peaks a little later: its buffers hold gathered blocks and a block's gradients on their way, which weighs much
-# in a model of four blocks.
+# FSDP2 peaks a little later: its buffers hold gathered blocks and a block's gradients on their way.
 #
 # Next, the gradients through a step (FSDP2's buffers are not drawn).
 
@@ -294,7 +293,7 @@ assert set(copies.values()) <= {4 * S}, "each rank keeps its share alone, 4 S by
 
 # %% [markdown]
 # **Read it.** ZeRO-1 collects all gradients and reduces them after backward. (With `overlap_comm`, off by
-# default, reduction starts during backward.) ZeRO-2 reduces each full bucket at once and keeps its own part;
+# default, during backward.) ZeRO-2 reduces each full bucket at once and keeps its own part;
 # rank 0 owns the first layers, whose gradients come last. All three stages then make an **fp32 copy of their share**,
 # $4S$, which the paper leaves out.
 #
@@ -362,8 +361,8 @@ if not zero_problem:
 
 # %% [markdown]
 # **Read it.** With `use_multi_rank_bucket_allreduce=False` each part is reduced to its owner alone: the paper's two
-# rounds, in more and smaller calls. `reshard_after_forward=False` keeps the whole model until backward. With its default
-# reuse distance ZeRO-3 does so too, if the model is small.
+# rounds, in more and smaller calls. `reshard_after_forward=False` keeps the whole model until backward; ZeRO-3's default
+# reuse distance, up to a billion parameters, 2 GB.
 #
 # ### Break it: ZeRO-2 with accumulation
 #
@@ -400,9 +399,9 @@ show(draw_rounds(bars, N, round_bytes, title="What a rank sends in a step of g m
      alt="Bars of rounds for each way. At one micro-batch all take three or four. At four DDP and ZeRO-1 stay where they were; ZeRO-2, ZeRO-3 and FSDP2 grow, FSDP2 less where it holds its gradients back.")
 
 # %% [markdown]
-# **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it sends after each backward.
+# **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it sends in each backward.
 # ZeRO-1 keeps all, $2P$, and sends once. FSDP2 can do so too, by `set_requires_gradient_sync(False)`: whole fp32
-# gradients take $4P$. It still gathers in every micro-batch.
+# gradients take $4P$. It still gathers in every micro-batch. (Only the figure's calls are measured.)
 #
 # **Question.** ZeRO-2 with default settings, 8 accumulation steps: how many *rounds* in a step?
 
@@ -445,14 +444,13 @@ assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce",
 
 # %% [markdown]
 # **Read it.** A round is $1.5P$ bytes: a rank sends 15.7 bytes per parameter in its node, (5.13 + 5.33) x 1.5,
-# and 2 across (`replicate`): one all-reduce of its half, once a step. The price: it holds a node's share of the states,
-# $16P/8$ on nodes of eight.
+# and 2 across (`replicate`): one all-reduce of its half, once a step. The price: $16P/8$ of states on nodes of eight.
 
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
 #
-# At two sequences of 2,048 tokens and two micro-batches, `simulated` runs one of 64 ranks on
-# tensors without data. FSDP2 on *one* rank shards nothing; HSDP shards within nodes of eight.
+# At two sequences of 2,048 tokens and two micro-batches, `simulated` runs one of 64 ranks on tensors without data
+# (no GPU, but an A100's flash attention). FSDP2 on *one* rank shards nothing; HSDP shards within nodes of eight.
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -490,17 +488,16 @@ for sequences, length in ((2, 2048), (1, 512)) if zeros else ():
 
 # %% [markdown]
 # **Read it.** From one rank to 64, FSDP2's states shrink, nothing else. HSDP holds two gigabytes more than FSDP2, and
-# its node sends less than half, both reducing in fp32. (DDP's 20.75 is without `no_sync`.) DDP is highest: autocast adds bf16 copies of the weights and
-# larger activations. ZeRO-3 has reuse distance 0; by default it may keep a billion parameters gathered, 2 GB. ZeRO-2
-# saves gradients with several micro-batches or small activations. **At one micro-batch of 2 x 2,048 it saves nothing**:
-# the peak is the start of backward.
+# its node sends less than half; both reduce in fp32. DDP is highest: autocast adds bf16 copies of the weights and
+# larger activations. (It sends 20.75 GB without `no_sync`.) ZeRO-2 saves gradients with several micro-batches or small
+# activations. **At one micro-batch of 2 x 2,048 it saves nothing**: the peak is the start of backward.
 #
 # ### The choice
 #
 # The course's planner predicts 64 A100 of 40 GB, eight to a node, at 512 sequences a step; gradients are sent in bf16, and
-# DDP has no autocast. First all take two sequences at once ($g = 4$), so no batch is larger; then four ($g = 2$).
-# A node sends 1.25 GB/s by 10-gigabit Ethernet, 25 by a 200-gigabit InfiniBand link, 200 by eight. Above
-# 38 GB too little is left of 42.4 for CUDA's context and NCCL's buffers.
+# DDP has no autocast, which flatters it. First all take two at once ($g = 4$), then four ($g = 2$).
+# A node sends 1.25 GB/s by 10-gigabit Ethernet (the figure's lines from there to 12.5 predict nothing), 25 by a
+# 200-gigabit InfiniBand link, 200 by eight. Above 38 GB too little of 42.4 is left for CUDA's context and NCCL's buffers.
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
@@ -516,16 +513,22 @@ show(draw_verdict(costs(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, NETWORKS), NETWOR
      "Right, tokens per second over the network's rate: HSDP is on top; all are close at 200 GB/s and far apart below 50.")
 
 # %% [markdown]
-# **The answer: HSDP, four sequences at once.** At two it takes less than half of DDP's memory and sends *less* between
-# nodes; its speed is 3% below DDP's at 200 GB/s, equal at 25 and 11% above at 1.25. At 25 GB/s and above its lead comes
-# from four sequences, which leave DDP no reserve: 41.2 GB are *tight* on a card that shows about
-# [42.4](https://github.com/TianheWu/CoSeR/issues/10) (39.5 GiB).
+# **The answer: HSDP**, at two sequences for memory, at four for speed. Beside DDP's two (31.2 GB):
 #
-# FSDP2 frees two gigabytes more and sends more than three times as much between nodes, which a
-# fast network hides behind computing blocks and a slow one cannot. Of DeepSpeed's stages, take ZeRO-1 here
-# (its hybrid, `zero_hpz_partition_size`, is not compared).
+# | HSDP | peak | tokens/s at 200, 25, 1.25 GB/s |
+# |---|---|---|
+# | two | 13.1 GB, -58% | -3%, equal, +11% |
+# | four | 23.2 GB, -26% | +3%, +13%, +13% |
 #
-# Next, the planner beside simulation and published runs; and HSDP at four sequences over DDP at two.
+# At 25 GB/s and above four lead by our 38 GB: DDP's four, 41.2 GB, are *tight* on a card that shows about
+# [42.4](https://github.com/TianheWu/CoSeR/issues/10). Where they fit, HSDP leads by 1, 4 and 12% (predicted).
+#
+# FSDP2 sends more than three times as much between nodes, too much to hide on a slow network. ZeRO-1 keeps up at
+# 200 GB/s, since a rank updates a 64th of the weights. Reduced to owners (section 5) it is HSDP's rival: DDP's bytes,
+# 15.8 GB, and +3, +2 and 0% at two sequences (predicted, its smaller calls free). Section 5's other settings and
+# `zero_hpz_partition_size` are left out.
+#
+# Next, the planner tested; and HSDP's four over DDP's two.
 
 # %% jupyter={"source_hidden": true}
 for rows, says in ((trust.beside_simulation(SHAPE, steps), "peaks at two micro-batches, predicted and simulated"),
@@ -535,19 +538,24 @@ print(trust.verdict_stretched(SHAPE, BATCH))
 print(trust.seven_billion(BATCH))
 
 # %% [markdown]
-# **Read it.** Memory agrees where the planner counts this model's norms and loss. "Nothing sharded" is the planner's DDP.
+# **Read it.** Memory agrees to 3% where the planner counts this model's norms and loss. "Nothing sharded" is FSDP2 on
+# one rank: DDP under autocast takes 36.3 GB, 16% more than planned.
 #
-# Speed is predicted too high for every published run; why 32 GPUs ran slower than 16 and 64, the planner does not
-# explain. **The ranking is untested**: all these runs are FSDP. Leads of a few percent mean nothing. With links half
-# and twice as fast HSDP's lead stays between 7 and 13% at 25 GB/s and below. Measure HSDP against your DDP.
+# Speed is predicted 7 to 9% too high, and 33% for 32 GPUs, unexplained. **The ranking is untested**: these
+# runs shard fully, at 200 GB/s, eight or ten at once, without accumulation over nodes. Leads of a few
+# percent mean nothing.
 #
-# A 7B model leaves less choice: no A100 holds DDP's 16 bytes a parameter; one of 40 GB holds HSDP's share. (The planner
+# At 1.25 GB/s both wait for the network, whose rate cancels (TCP's 0.6 is one source's "at most"; the other has 0.32 to
+# 0.48): the 13% are bytes in NCCL's rings, $(63/64)/(7/8)$. At 25 the lead is 7 to 13%, most of it by four sequences.
+# Measure HSDP against your DDP.
+#
+# 7B leaves less choice: no A100 holds DDP's 16 bytes a parameter; one of 40 GB holds HSDP's share. (The planner
 # adds 4 bytes, which AdamW's step takes without `fused=True`.)
 #
 # ### The job
 #
-# HSDP, four sequences at once, clipped, saved in shards. Gradients are reduced in fp32: nodes send the
-# simulated 9.2 GB, and the lead is that of the rows "gradients in fp32".
+# HSDP, four sequences at once. Gradients are reduced in fp32: nodes send the simulated 9.2 GB. At its
+# 200 GB/s the lead, 2%, means nothing: you gain 8 GB, not speed.
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
@@ -563,7 +571,7 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # |---|---|---|
 # | DDP | states fit on every rank | gradients twice, unless as views |
 # | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round by default; whole gradients |
-# | ZeRO-2 | gradients are too large as well | reduces after each backward |
+# | ZeRO-2 | gradients are too large as well | reduces in each backward |
 # | ZeRO-3 | parameters too; you have DeepSpeed's configs, or NVMe | up to $3g$ rounds; a bucket that stays |
 # | FSDP2 | parameters too, in PyTorch; saves that any number of ranks loads ([lesson 16](../advanced/16_runs_that_survive.ipynb)) | gathers in every micro-batch |
 # | HSDP | FSDP2 on several nodes, where a node's share fits | $16P$ over a node's ranks only |
@@ -576,19 +584,20 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch: HSDP.** `torchrun` has started the ranks; each has set its device and called `init_process_group`.
-# Yours are `model.blocks` (equal blocks), `batches`, `nodes` of `gpus` each, and `g` micro-batches a step. Load the
-# weights in **fp32**, or masters and moments would be bf16. This replaces DDP's wrapper and autocast:
+# **Plain PyTorch: HSDP.** Yours are `model.blocks` (equal blocks), `batches` (a multiple of `g`), `nodes` of `gpus`
+# each, and `g` micro-batches a step. This replaces DDP's wrapper and autocast:
 #
 # ```python
 # import os
 # import torch
+# import torch.distributed as dist
 # import torch.distributed.checkpoint as dcp
 # from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 # from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 #
-# assert all(p.dtype == torch.float32 for p in model.parameters())
+# # torchrun has started the ranks; each has set its device and called init_process_group
+# assert all(p.dtype == torch.float32 for p in model.parameters())  # or masters and moments would be bf16
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 # mesh = init_device_mesh("cuda", (nodes, gpus), mesh_dim_names=("replicate", "shard"))  # FSDP2: no mesh
 # for block in model.blocks:
@@ -599,7 +608,13 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # def states():
 #     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)) | {"number": number}
 #
-# number = 0  # of micro-batches done
+# def save():  # each rank its shards; add your scheduler's state_dict()
+#     dcp.save(states(), checkpoint_id=f"out/{number}")  # a new folder: a crash meanwhile leaves the last save whole
+#     if dist.get_rank() == 0:
+#         os.symlink(f"{number}", "out/next")
+#         os.replace("out/next", "out/last")  # old folders are yours to delete
+#
+# number, between_saves = 0, 1_000 * g  # micro-batches: done, and from save to save
 # if os.path.exists("out/last/.metadata"):  # a run that goes on, on any number of ranks; all nodes must see "out"
 #     saved = states()
 #     dcp.load(saved, checkpoint_id="out/last")
@@ -608,16 +623,19 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # for number, (inputs, targets) in enumerate(batches, number + 1):  # this rank's own, which it has not had yet
 #     is_last = number % g == 0  # of a step's micro-batches
 #     model.set_requires_all_reduce(is_last)  # between nodes once a step
+#     # model.set_requires_gradient_sync(is_last): in the node too, where whole gradients fit
 #     loss = torch.nn.functional.cross_entropy(model(inputs).float().flatten(0, 1), targets.flatten())
 #     (loss / g).backward()
 #     if is_last:
 #         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of all shards
 #         optimizer.step()
 #         optimizer.zero_grad()
-# dcp.save(states(), checkpoint_id="out/last")  # each rank its shards; add your scheduler's state_dict()
+#     if number % between_saves == 0:
+#         save()
+# if number % between_saves:
+#     save()
 # ```
 #
-# Where whole gradients fit, use `set_requires_gradient_sync(is_last)`: it holds back reductions in the node too.
 # A model too large for a host: make it under `torch.device("meta")`, shard it, call `model.to_empty(device="cuda")`,
 # and load weights by `set_model_state_dict` with `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
 # `to_empty` leaves garbage in buffers too: compute again those that no checkpoint holds (`persistent=False`, as Llama's
