@@ -12,7 +12,7 @@
 # {{badges}}
 #
 # **The question.** Can you defend an answer? Nine interview questions: half a minute of answer, the examiner's next question, numbers
-# that settle it. The [lab](../../labs/advanced/99_capstone.ipynb) has fourteen timed cases.
+# that settle it.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -21,7 +21,7 @@
 # %% [markdown]
 # ## A bet
 #
-# Section 1 has seven true numbers, often quoted for something else. By what factor does the worst mislead?
+# Section 1 quotes seven true numbers for something else. By what factor does the worst mislead?
 
 # %%
 my_bet_factor = 5
@@ -63,13 +63,13 @@ show(draw_sayings(sayings, title="Seven true numbers, quoted for something else"
 print(f"worst: {worst.name}, off by a factor of {worst.off:.0f}; you bet {my_bet_factor}")
 
 # %% [markdown]
-# **Read it.** Ask of every number what it counts. The worst counts bf16 weights, 2 of Megatron-LM's 18 bytes a parameter.
+# **Read it.** Ask of every number what it counts: the worst, 2 of Megatron-LM's 18 bytes a parameter.
 
 # %% [markdown]
 # ## 2. The questions
 #
-# Speak before you open the answer. What must be said is bold; each sentence ends with the lesson that shows it. The cell settles the
-# next question. Words: [glossary](../00_glossary.ipynb). GB is 10^9 bytes: an 80 GB card (80 GiB, 85.9 GB) offers 85.
+# Speak before you open the answer. What is bold must be said; each sentence ends with the lesson that shows it. The cell settles the
+# next question. Words: [glossary](../00_glossary.ipynb). GB is 10^9 bytes: an 80 GB card (80 GiB) offers 85.
 #
 # ### Q1. The components of memory
 #
@@ -110,7 +110,7 @@ print(f"4 sequences, torch.autocast instead: {forward:.1f} + {weights:.1f} of bf
 # %% [markdown]
 # *Next: "Recomputation saved nothing at 4 sequences. Is it useless?"* No. The peak was the optimizer's step, where PyTorch's default Adam
 # borrows one more fp32 copy. `fused=True` borrows none: the peak moves to forward, and recomputation saves.
-# (`torch.autocast` keeps more: bf16 weights, fp32 inputs of norms, a cast each for q, k, v. Forward is then the peak anyway.)
+# (`torch.autocast` keeps more: forward is then the peak, and recomputation saves with the default Adam, too.)
 #
 # ```python
 # optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -125,10 +125,10 @@ print(f"4 sequences, torch.autocast instead: {forward:.1f} + {weights:.1f} of bf
 # <details><summary>Answer</summary>
 #
 # **A scaler that skips steps while its scale is too large is healthy** [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). **A scale that falls without end is a fault** [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand").
-# I find the module that first overflows, and keep it in fp32 [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). If fp32 explodes too, fp16 is not to blame: I look at the learning rate and the data
-# [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "fp16, first losses"). bf16 has the range of fp32, so there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest").
+# I find the module that first overflows, and keep it in fp32 [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). If fp32 explodes too, I look at the learning rate and the data
+# [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "fp16, first losses"). bf16 has the range of fp32: there I begin with those two [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest").
 #
-# *Fails:* you turn AMP off, and never name the module.
+# *Fails:* you never name the module.
 #
 # </details>
 
@@ -191,8 +191,7 @@ show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - s
      alt="Four lanes of one step: nodes 0, 1 and 3 end backward early and wait; node 2 computes to the end and waits for nobody.")
 
 # %% [markdown]
-# *Next: "All loaders are slow. Is that a scaling fault?"* No. One node with that loader is as slow: efficiency stays whole while each step
-# loses 0.2 s.
+# *Next: "All loaders are slow. Is that a scaling fault?"* No: one node with that loader is as slow.
 #
 # ```python
 # for _ in range(3):                                           # the first steps are slower
@@ -214,11 +213,11 @@ show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - s
 # <details><summary>Answer</summary>
 #
 # **Both split parameters, gradients and moments N ways; activations stay whole** [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2 reduces in every backward, ZeRO-3 also
-# gathers parameters twice for every micro-batch** [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes") [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed is for a configuration file, or for states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2").
-# FSDP2 is for PyTorch code, for tensor parallelism with sharded parameters, and for checkpoints that any number of ranks loads as they are
+# gathers parameters twice for every micro-batch** [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes") [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed is for a configuration file, or states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2").
+# FSDP2 is for PyTorch code, for tensor parallelism with sharded parameters, and for checkpoints that any number of ranks loads
 # [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two").
 #
-# *Fails:* you say that ZeRO-3 shards activations.
+# *Fails:* you say ZeRO-3 shards activations.
 #
 # </details>
 
@@ -239,8 +238,8 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a
 
 # %% [markdown]
 # *Next: "Why not stage 3 always?"* With eight micro-batches (right) it sends eight times what ZeRO-1 does. With one they send alike, for
-# DeepSpeed's stages 1 and 2 all-reduce whole buckets by default. DDP takes autocast instead of a policy: that (first line) overflows
-# a 40 GB card. FSDP2 sends more only where it reduces in fp32, which you choose:
+# DeepSpeed's stages 1 and 2 all-reduce whole buckets. DDP's row borrows FSDP2's policy; under autocast (first line) DDP
+# overflows a 40 GB card. FSDP2 reduces in every micro-batch here, too, and sends more only in fp32. This loop reduces once:
 #
 # ```python
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)   # None: as param_dtype
@@ -248,7 +247,8 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a
 #     fully_shard(block, mp_policy=policy)
 # fully_shard(model, mp_policy=policy)
 # for number, batch in enumerate(batches, start=1):
-#     model.set_requires_gradient_sync(number == len(batches)) # until the last micro-batch each rank keeps whole gradients
+#     model.set_requires_gradient_sync(number == len(batches)) # so micro-batch 1 sends 40 GB, not 72 (predicted), and keeps whole
+#                                                              # gradients until the last: 5.3 GB in fp32
 #     (model(**batch).loss / len(batches)).backward()
 # ```
 #
@@ -262,7 +262,7 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 64 sequences a
 # code [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation, or an earlier peak's cache [10§4](../intermediate/10_oom_clinic.ipynb#4.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). **If one moment is too large, I cure
 # that one**: logits, validation, the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks") [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad") [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures, by price [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "general").
 #
-# *Fails:* you shrink the batch before you have looked.
+# *Fails:* you shrink the batch before you look.
 #
 # </details>
 
@@ -278,10 +278,12 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
 print(f"with 16 bytes a parameter, states alone: {16 * 6.738e9 / GB:.0f} GB (predicted)")
 
 # %% [markdown]
-# *Next: "And with fp32 states?"* They alone overflow the card: shard, offload or train adapters. (All in bf16, small updates are
-# rounded away. "Within the allocator's reach": gaps included, less than 5% of the card is free.)
+# *Next: "You shrank the micro-batch. Had you looked?"* 210 of the 251 GB are activations and logits, and accumulation keeps the batch.
+# fp32 states alone overflow the card: shard, offload or train adapters. ("Within the allocator's reach": gaps included, less than 5% of
+# the card is free.)
 #
 # ```python
+# # all in bf16, as in the cell, small updates are rounded away
 # print(torch.cuda.memory_allocated() / 1e9)                   # after each step: what grows is kept by your code
 # print(torch.cuda.memory_stats()["inactive_split_bytes.all.current"] / 1e9)   # free pieces of segments in use
 # # against fragmentation: PYTORCH_ALLOC_CONF=expandable_segments:True python train.py   (older: PYTORCH_CUDA_ALLOC_CONF)
@@ -296,7 +298,7 @@ print(f"with 16 bytes a parameter, states alone: {16 * 6.738e9 / GB:.0f} GB (pre
 # **I look at hardware, network, collectives and code, and cure first what gains most** [11](11_links.ipynb#A-bet "lesson_job"). **One hot GPU makes 63 others wait, and there
 # it looks like a slow collective** [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). `Using network Socket` in NCCL's log means TCP [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). I measure each cure alone, and after every other [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "CURES").
 #
-# *Fails:* you cure one cause, and measure nothing after it.
+# *Fails:* you measure nothing after a cure.
 #
 # </details>
 
@@ -315,7 +317,7 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).sty
     "times a healthy node's speed, with two layers cured; on the diagonal, one (simulated)")
 
 # %% [markdown]
-# *Next: "Why not replace the hot GPU first?"* Alone that lifts 2.5, in the table's unit, to 2.6: sending three
+# *Next: "Why not replace the hot GPU first?"* Alone that lifts 2.5 to 2.6: sending three
 # times over TCP sets the pace. Cure network or collectives, and the hot GPU's long backward hides the rest: 5.2. Then
 # a new GPU counts: 6.7, or 5.8 over TCP.
 #
@@ -333,9 +335,10 @@ pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).sty
 # <details><summary>Answer</summary>
 #
 # **18 bytes times 175B over 32 cards is more than a card has** [15](15_design_studio.ipynb#Test-yourself "half = replace"). The optimizer goes to the host, if that has room [15](15_design_studio.ipynb#Test-yourself "roomy").
-# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). **The worry is a slow network** [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). **The worry is a slow network: 10 Gb/s
+# double the 600 days that 300B tokens take at best** [15](15_design_studio.ipynb#Test-yourself "lame = replace").
 #
-# *Fails:* you choose ZeRO-3, and never ask about the network.
+# *Fails:* you never ask about the network.
 #
 # </details>
 
@@ -355,10 +358,10 @@ for name, plan in ((f"Megatron-LM, {plan_name(best)}", best.plan), ("ZeRO-3, FSD
 pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("175B on 32 A100, ZeRO-3 at micro-batch 8: seconds a step, by a node's network (predicted)")
 
 # %% [markdown]
-# *Next: "Why not shard inside a node and copy across (HSDP)?"* Eight cards cannot hold 394 GB each, nor a node's host one copy's
-# optimizer, four times 719 GB. In the slow columns collectives get 42% of
-# the rate: [60% over TCP](https://github.com/NVIDIA/nccl/issues/209), times the planner's 0.705 beside training. At 8 x 200 the
-# planner's DeepSpeed has one port and no overlap (really, stage 3 overlaps by default). On slow networks its bf16 sends less.
+# *Next: "Why not shard inside a node and copy across (HSDP)?"* Eight cards cannot hold 394 GB each, nor a host four times 719. The
+# slow columns give collectives 42% of the rate: [60% over TCP](https://github.com/NVIDIA/nccl/issues/209), times the planner's 0.705
+# beside training. DeepSpeed's 282 s wrongly suppose one port of eight and no overlap of gradients: NCCL chooses ports, and stage 3
+# overlaps by default.
 #
 # ### Q8. 175B on 64 GPUs
 #
@@ -367,7 +370,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("175B 
 # <details><summary>Answer</summary>
 #
 # **TP x PP x DP is the number of GPUs** [15§1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). **TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and
-# recomputes nothing** [15§3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "compare_plans"). A second replica needs ZeRO-1, and has a margin only if it recomputes [Q8](99_capstone.ipynb#Q8.-175B-on-64-GPUs "eights"). **At the published MFU
+# recomputes nothing** [15§3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "compare_plans"). A second replica (PP 4) needs ZeRO-1, and has a margin only if it recomputes [Q8](99_capstone.ipynb#Q8.-175B-on-64-GPUs "eights"). **At the published MFU
 # 300B tokens take a year, failures included** [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "bill") [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "goodput").
 #
 # *Fails:* you put TP across nodes.
@@ -400,8 +403,8 @@ for name, mfu in (("at the published MFU", proven), ("at the planner's best", la
     print(f"{name}: {bill.days * laid.mfu / mfu:.0f} days, ${bill.usd * laid.mfu / mfu / 1e6:.2f}M, failures included (predicted)")
 
 # %% [markdown]
-# *Next: "Your planner says 64%. Why a year?"* It meets the published run, on which its constants were set; that had neither flash
-# attention nor TP 4 x PP 16. Promise a year. The bill assumes saves of 10 s; *Break it*'s worst loses 3.6%.
+# *Next: "Your search finds TP 4 x PP 16, at 64%. Why not?"* It leaves 7 GB of a card, not 19. The published run, on which
+# the planner's constants were set, had TP 8 x PP 8 and no flash attention: promise its year, then measure. The bill assumes saves of 10 s.
 #
 # ### Q9. A100 or A10
 #
@@ -410,8 +413,8 @@ for name, mfu in (("at the published MFU", proven), ("at the planner's best", la
 # <details><summary>Answer</summary>
 #
 # **The premise fails: 13B has 16 bytes of states a parameter, and plain data parallelism keeps all on every card** [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes"). Recomputation takes
-# no states away [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 the planner gives the A10s 39% at 100 Gb/s a node, and a fifth of it at 10 [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "found.mfu"). **I
-# compare dollars for the same work, not for an hour**: at the claimed MFU 64 A100s are cheaper and sooner than 128 A10s [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
+# no states away [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 the planner gives the A10s 39% at 100 Gb/s a node, and a fifth of it at 10 [Q9](99_capstone.ipynb#Q9.-A100-or-A10 "found.mfu"). **For
+# the same work, at the claimed MFU, 64 A100s are cheaper and sooner than 128 A10s** [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 #
 # *Fails:* you compare hourly prices.
 #
@@ -438,7 +441,7 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 
 # %% [markdown]
 # *Next: "When would you take the A10s?"* Below the last line's price, with eight a machine (Lambda's have one), 100 Gb/s in writing
-# and 38% measured: the planner, 17 points above the A100s' 45%, proves no claim.
+# and 38% measured: the planner proves no claim.
 
 # %% [markdown]
 # ## 3. The scenarios
@@ -452,7 +455,7 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 # | a CNN to four | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "run_script") | `train.py` | `four_ranks` |
 # | 7B on 24 GB | [06§5](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "here.write_script") | `offload.py` | `seven_billion` |
-# | 1.3B, less memory, at speed | [09](../intermediate/09_sharding.ipynb#The-job "job.write") | `lesson-09` | `zero_or_fsdp` |
+# | 1.3B, less memory | [09](../intermediate/09_sharding.ipynb#The-job "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14§4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14§6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15§6](15_design_studio.ipynb#6.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
@@ -465,7 +468,7 @@ print(f"at the claimed MFU: A10s ${a10s / 1e3:,.0f}k, A100s ${a100s / 1e3:,.0f}k
 # %% [markdown]
 # ## 4. Six more sayings
 #
-# The [folklore](../00_folklore.ipynb) has 26, each with its cell. *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8
+# The [folklore](../00_folklore.ipynb) has 26. *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8
 # x PP 8 needs ZeRO-1"*:
 
 # %%
@@ -477,12 +480,12 @@ held = [estimate("gpt-3-175b", eight_nodes, replace(eights, zero_stage=stage), b
 print(f"TP 8 x PP 8 x DP 1, states on the fullest GPU: {held[0]:.1f} GB with ZeRO-0, {held[1]:.1f} GB with ZeRO-1 (predicted)")
 
 # %% [markdown]
-# **Verdict.** Both false: DP is 1, and one replica has nothing to share.
+# **Verdict.** Both false: DP is 1, and one replica has nothing to share. (Section 1's 49.2 GB are the mean.)
 #
 # ### Micro-batch and speed
 #
-# *"A larger micro-batch is faster."* Three models with TP 8, as
-# [BLOOM's team](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) noted them:
+# *"A larger micro-batch is faster."* Three of five sweeps to 8, with TP 8, by
+# [BLOOM's team](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md):
 
 # %%
 noted = noted_micro_batches()
@@ -492,12 +495,12 @@ for name, seconds in noted.items():
 noted.style.format(precision=1).set_caption("seconds of one iteration, the second of each run (published)")
 
 # %% [markdown]
-# **Verdict.** True up to 2 or 4, and false at 8 for 200B, where the bubble is 12%. The others lose little at 8 for
-# single iterations, which they call inexact.
+# **Verdict.** True up to 2 or 4, false at 8. The bubble is not all: 187B has 200B's. The models left out, 194B and 195B, lose 12
+# and 11%: they filled 75 GB or more of a card, as here only 200B. (Single iterations, called inexact.)
 #
 # ### Flash attention's rate
 #
-# *"It runs at the rate of matrix products."* Predicted from rates that its papers publish:
+# *"It runs at the rate of matrix products."* Predicted from published rates:
 
 # %%
 products = (f"{ceiling_flops_per_second(device(card)) / device(card).peak_flops_per_second('bf16'):.0%} of an {card}'s" for card in ("A100-80GB", "H100"))
@@ -507,8 +510,9 @@ for generation, native in ((1, "A100-80GB"), (2, "A100-80GB"), (3, "H100")):
     print(f"FlashAttention-{generation}, causal, forward and backward at 4,096: {share:.0%} of an H100's peak, {own:.0%} of an {native}'s (predicted)")
 
 # %% [markdown]
-# **Verdict.** False here: 30 to 57% of the peak of the card a kernel was written for, less of a newer one's. At its best
-# FlashAttention-3 reaches [75%](https://arxiv.org/abs/2407.08608) (published).
+# **Verdict.** False here: a kernel reaches 30 to 57% of its own card's peak, and 62% of that
+# on a newer one (older
+# instructions). At its best FlashAttention-3 reaches [75%](https://arxiv.org/abs/2407.08608) (published).
 #
 # ### Quantization-aware training, or not
 #
@@ -526,7 +530,7 @@ else:
     assert packed and not moved & packed, "QLoRA's base is frozen: which packed weight moved?"
 
 # %% [markdown]
-# **Verdict.** False: the quantized weights stay.
+# **Verdict.** False of QLoRA: the quantized weights stay. (A has no gradient while B is zero: weight decay moves it.)
 #
 # ### Sharding and activations
 #
@@ -538,8 +542,8 @@ for name, scheme in schemes.items():
     print(f"{name:<34} activations {held[Category.ACTIVATIONS] / GB:.1f} GB, parameters {held[Category.PARAMETERS] / GB:.1f} GB a rank (predicted)")
 
 # %% [markdown]
-# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes it; four real ranks prove it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). (DeepSpeed's
-# `partition_activations` needs *model* parallelism.)
+# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes it; four real ranks prove it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). (DDP's
+# row has FSDP2's policy again: autocast adds 6.4 GB. DeepSpeed's `partition_activations` needs *model* parallelism.)
 
 # %% [markdown]
 # ## Break it, diagnose it
@@ -563,7 +567,9 @@ for save_seconds in (30, 60, 120):
 
 # %% [markdown]
 # **Diagnose it.** *Faults:* 600 GB are a fifth of 16 bytes a parameter; activations are each rank's own; with micro-batch 8 they overflow.
-# *Without a price:* ZeRO-3 fits if it recomputes, and at 8 x 200 Gb/s takes 16% less time than a pipeline that recomputes. TP 8 x PP 8 need not recompute: the fastest of the three. Hourly saves lose at most 2.5 points more than the best interval.
+# *Without a price:* ZeRO-3 fits if it recomputes, and over 8 x 200 Gb/s takes 16% less time than a pipeline that does, at 69% HFU; at
+# [FSDP's paper](https://arxiv.org/abs/2304.11277)'s 60%, 3%. TP 8 x PP 8 need not, and is the fastest. Hourly saves lose at most 2.5
+# points more than the best (restarts left out).
 #
 # ## Recap
 #
@@ -573,7 +579,7 @@ for save_seconds in (30, 60, 120):
 # %% [markdown]
 # ## On Monday
 #
-# The states a card must hold, and the share of its peak that a run reaches:
+# A card's states, and the share of its peak that a run reaches:
 #
 # ```python
 # trained = sum(p.numel() for p in model.parameters() if p.requires_grad)   # before the model is sharded
@@ -584,7 +590,7 @@ for save_seconds in (30, 60, 120):
 # mfu = flops * tokens_per_second_per_card / peak_flops  # attention comes on top; the peak is the dense one
 # ```
 #
-# With `Trainer`, between two steps of one session:
+# With `Trainer`:
 #
 # ```python
 # class Clock(TrainerCallback):
