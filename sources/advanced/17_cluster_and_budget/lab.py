@@ -47,9 +47,10 @@ print(broken("train.py"))
 #
 # - All four ranks meet, also when the nodes do not share a network name such as `localhost`.
 # - Slurm warns the job with `SIGUSR1` two minutes before its time is over. Then the job saves, ends with code 75, and is
-#   requeued, however often. The signal comes to every process of a task, to ranks at different moments, to some perhaps
-#   not at all; and one rank may end a minute after another.
-# - A job whose node dies is started again, also where the ranks of the other node end before Slurm has seen it (300 s).
+#   requeued, however often. On this cluster (`SignalChildrenProcesses=yes`) the signal comes to every process of a task, to
+#   ranks at different moments, to some perhaps not at all; and one rank may end a minute after another.
+# - A job whose node dies is started again, also where the ranks of the other node end before Slurm has seen it (up to
+#   500 s).
 #   One that fails every time is not started again for ever.
 # - A task ends with 0 only if both of its ranks did. `out.txt` shows every step once, also after a signal.
 #

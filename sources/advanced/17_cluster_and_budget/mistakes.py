@@ -224,7 +224,7 @@ known.rights(
         ("code=$?\nif", "code=${PIPESTATUS[0]}\nif"),
     ),
     no_pipe=changed("job.slurm", (" | tee -a losses.txt", "")),
-    slurm_sees_the_dead_node=changed("job.slurm", (FAILED, ""), ("--wait=60", "-W 360")),
+    slurm_sees_the_dead_node=changed("job.slurm", (FAILED, ""), ("--wait=60", "-W 600")),
     it_waits_without_end=changed("job.slurm", (FAILED, RESTARTED), (f" {PATIENT}", "")),
     by_the_script=changed("job.slurm", *HANDED_ON),
     counted_in_a_file=changed("job.slurm", (FAILED, COUNTED)),

@@ -26,7 +26,9 @@ FOLDER = Path(__file__).with_name("job")
 STEPS = 12
 STOPPED = 75
 REAL_SECONDS = 60.0
-LOST_SECONDS = 300  # SlurmdTimeout by default: so long no node is called dead
+LOST_SECONDS = (
+    500  # SlurmdTimeout by default, 300 s, and two rounds of calls 100 s apart: then a node is dead
+)
 SAVING_SECONDS = 60  # by which one rank may end after another
 
 
