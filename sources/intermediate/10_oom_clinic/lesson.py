@@ -399,7 +399,7 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # **Read it.** In this model the switch needs no edit; no card was recorded with it. The edit holds ten rooms where nine features
 # were alive: its peak is higher, and still less is reserved.
 #
-# More is alive on the card (*other* is cuBLAS's workspace): without a limit the cured script reserved 296 MiB, where its
+# More is alive on the card (*other* is cuBLAS's workspace): without a limit the cured script reserved 296 MiB there, where its
 # budget was 216.
 #
 # ### No CUDA error at all: the host
