@@ -23,8 +23,8 @@
 #
 # ## A bet
 #
-# "Out of memory? Make the batch smaller." Seven patients follow. Each training batch is cut in eight parts, with accumulated
-# gradients. In how many of the seven does the peak fall by more than a tenth? Section 6 counts.
+# "Out of memory? Make the batch smaller." Each training batch of seven patients is cut in eight parts, with accumulated
+# gradients. In how many does the peak fall by more than a tenth? Section 6 counts.
 
 # %%
 my_bet = 6
@@ -62,7 +62,7 @@ from utils.lessons.lesson_10.views import FullCard, PatientBytes, Pieces, draw_f
 # %% [markdown]
 # ## 1. Read the error, then count between steps
 #
-# PyTorch's error names sizes and no tensor. Six published errors, and the lines that read them:
+# PyTorch's error names sizes and no tensor. Six published errors:
 
 # %%
 print(*PUBLISHED, sep="\n\n")
@@ -131,12 +131,13 @@ pd.DataFrame(shares).T
 # - **a.** *Would "in pieces" and "free" together have served the request?* The bytes are there, in pieces too small. EveryVoice's
 #   pieces are 1% of its card: a stands last.
 # - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library, NCCL, the CUDA context. **b2**: other
-#   processes; `nvidia-smi` names them.
+#   processes; `nvidia-smi` names them. The tenth decides: at 5% EveryVoice has b1, at 20% lerf none.
 # - **c.** *If not, the bytes are in use. Do they grow from step to step?* Something is kept. Count what is alive after each step.
 # - **d.** *If not, one moment is too large.* CADS asked twice for 72% of its card: one error says a, the other is 3% short of it.
-#   Cure a could serve the first; the second must ask for less.
+#   Cure a could serve the first; the second must ask for, or hold, less.
 #
-# **Your turn.** The seven complaints and loops follow, then what the meter found. Which letter is each?
+# **Your turn.** The seven complaints and loops follow (without `zero_grad` and each step's loss), then what the meter found.
+# Which letter is each?
 
 # %%
 def after_steps(found):
@@ -160,7 +161,7 @@ check("10.letters", letters)
 
 # %% [markdown]
 # **Read it.** `kept_graph` and `forgotten_reference` grow: c. `fragmentation` grows on purpose; its own error says a. The other
-# four stand still: d. *Peak in* names the moment, *largest* what fills it.
+# four stand still: d. *Peak in* names the phase, *largest* what fills it. The *loss* of `validation` is no step's: section 3.
 #
 # ## 2. Something is kept
 #
@@ -243,16 +244,15 @@ for cell, state in zip(cells, printed[3::2], strict=True):
 assert printed[-1] == "gone", "another error should push the failed step's traceback out of the kernel"
 
 # %% [markdown]
-# **Trap.** After an out-of-memory error a smaller batch may fail as well: IPython holds the traceback. A cell with `1/0` replaces
-# it. In a script, retry *outside* of the `except` block: inside, the error holds the frame
+# **Trap.** After an out-of-memory error a smaller batch may fail as well, until a cell with `1/0` replaces the traceback.
+# In a script, retry *outside* of the `except` block: inside, the error holds the frame
 # ([FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory)).
 #
 # ## 3. One moment is too large
 #
 # ### validation
 #
-# "It dies in `model.eval()`." The mode does not tell autograd to stop, and the held-out batch has 32 rows where a
-# step has 4.
+# `model.eval()` does not tell autograd to stop, and the held-out batch has 32 rows where a step has 4.
 
 # %%
 cures["validation"] = patients["validation"].edited({
@@ -266,7 +266,7 @@ show(draw_alive(pair, title="Three steps, then a validation of a larger batch (d
 # %% [markdown]
 # ### large_vocabulary
 #
-# Checkpointing every layer saves 2% (section 6). This is alive at the peak:
+# This is alive at the peak:
 
 # %%
 timeline = before["large_vocabulary"].run.timeline
@@ -308,7 +308,7 @@ treat("large_vocabulary")
 # %% [markdown]
 # ### optimizer_doubles
 #
-# Adam makes its two moments in the very first `optimizer.step()`, and `foreach=True`, PyTorch's own choice on a GPU, holds
+# Adam makes its two moments in the first `optimizer.step()`, and `foreach=True`, PyTorch's own choice on a GPU, holds
 # a temporary as large as all parameters besides.
 
 # %%
@@ -318,13 +318,12 @@ cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True
 treat("optimizer_doubles")
 
 # %% [markdown]
-# **Read it.** The moments (purple) come in the first step and stay. The temporary (grey) is `foreach`'s, over the budget in every
-# step. A fused kernel does without.
+# **Read it.** The moments (purple) stay; the temporary (grey) goes over the budget in both steps. A fused kernel does without.
 #
 # ### long_batch
 #
-# "With another seed it dies at another step." Texts of like length share a batch. On the right the longest batch is
-# *rehearsed* after the first step, when the optimizer's state is there:
+# Texts of like length share a batch. On the right the longest batch is *rehearsed* after the first step, when the optimizer's
+# state is there:
 
 # %%
 def rehearse(model, rows=8, length=512):
@@ -400,7 +399,8 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # **Read it.** In this model the switch needs no edit; no card was recorded with it. The edit holds ten rooms where nine features
 # were alive: its peak is higher, and still less is reserved.
 #
-# The card needs more (*other* is cuBLAS's workspace): there the cured script needs 296 MiB, where its budget was 216.
+# More is alive on the card (*other* is cuBLAS's workspace): without a limit the cured script reserved 296 MiB there, where its
+# budget was 216.
 #
 # ### No CUDA error at all: the host
 #
@@ -409,8 +409,7 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # | `DataLoader worker is killed by signal: Bus error` ([5040](https://github.com/pytorch/pytorch/issues/5040)) | `/dev/shm`, by waiting batches; in Docker 64 MB without `--shm-size` |
 # | nothing, exit code 137 (by torchrun -9); of a worker: `killed by signal: Killed` | RAM or the container's limit. Often it *grows*: workers copy the pages of a Python list ([13246](https://github.com/pytorch/pytorch/issues/13246)) |
 #
-# First row: each worker prepares `prefetch_factor` batches ahead, in shared memory. Here a batch has 6 MiB; one more is in the
-# loop:
+# First row: each worker prepares `prefetch_factor` batches ahead, in shared memory; one more is in the loop:
 
 # %% jupyter={"source_hidden": true}
 found = run_loader(workers=4, prefetch=8, dtype="float32")
@@ -428,8 +427,8 @@ check("10.waiting_batches", waiting_batches)
 # %% [markdown]
 # ## 5. Instruments, and what each cannot see
 #
-# **A snapshot** holds each block with its Python stack; the last section, *On Monday*, records two. Here a metered run writes
-# the format, with *module:0 category* in place of `file.py:line function`. In one, weights come first; what grew
+# **A snapshot** holds each block with its Python stack; *On Monday* records two. Here a metered run writes
+# the format, with *module:0 category* in place of `file.py:line function`. In one, the states come first; what grew
 # *between* two is the leak:
 
 # %%
@@ -478,10 +477,11 @@ for name, line in {"forgotten_reference": "    for hook in hooks:\n", "kept_grap
     print(f"{name}:", *(f"{format_bytes(size)} {what}" for what, size in told[0].most_common(2)), sep="\n   ")
 
 # %% [markdown]
-# **Read it.** A *list* holds what `forgotten_reference` keeps. Nothing that Python knows holds the logits of `kept_graph`: autograd
-# does. There take out half of the script's lines, and half again, until *alive* stands still.
+# **Read it.** A *list* holds what `forgotten_reference` keeps. For `kept_graph` Python names no holder: so it is with what
+# autograd saves, and (from Python 3.11 on) with a running function's local variables. There take out half of the script's
+# lines, and half again, until *alive* stands still.
 #
-# **The profiler** knows operations, and with `profile_memory=True` the bytes each of them took and gave back.
+# **The profiler**, with `profile_memory=True`, tells each operation's bytes:
 
 # %%
 model, optimizer = patients["large_vocabulary"].build()
@@ -495,9 +495,9 @@ print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative
 # %% [markdown]
 # **Read it.** The last three operations take one tensor of the logits' size in each call.
 #
-# **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)** shows the *driver's* calls:
-# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. `cudaFree` in later steps says that the allocator ran
-# dry, which `num_alloc_retries` counts.
+# **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)**:
+# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. Where nobody calls `empty_cache()`, `cudaFree` in
+# later steps says that the allocator ran dry, which `num_alloc_retries` counts.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
@@ -505,12 +505,12 @@ print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative
 # | `memory_summary()` | allocated, reserved, their peaks | which tensor, which line |
 # | snapshot | blocks, stacks, segments, over time | NCCL, the context; stacks of what was there before |
 # | `torch.profiler` | operations, their bytes and time | hours of training |
-# | Nsight Systems | driver calls, kernels, all libraries | tensors |
+# | Nsight Systems | CUDA calls, kernels, all libraries | tensors |
 
 # %% [markdown]
 # ## 6. In which order?
 #
-# Two general cures, without a question: each batch in eight parts (one of four rows in four parts), and each layer computed again in
+# Two general cures: each batch in eight parts (one of four rows in four parts), and each layer computed again in
 # backward (`cures.py`).
 
 # %%
@@ -547,12 +547,13 @@ for name in patients:
 # %% [markdown]
 # **Read it.** A smaller batch shrinks the logits and the long batch. Two leaks it postpones: with one step more they are over. A
 # validation's own batch, an optimizer's state and kept features it leaves alone. A minus is a patient made worse: recomputation
-# runs the hook of `forgotten_reference` again, and in `fragmentation` stands beside what is kept anyway.
+# runs the hook of `forgotten_reference` again, and what it keeps then has a graph that no backward visits; in `fragmentation` it
+# stands beside what is kept anyway.
 
 # %% [markdown]
 # ## Recap
 #
-# - Ask: b. outside of PyTorch? a. in pieces that would serve? c. growing between steps? d. which moment is too large?
+# - Ask: a. in pieces? b. outside of PyTorch? c. growing between steps? d. which moment?
 # - Then the general cures: precision (02), accumulation and checkpointing (05) shrink activations; a smaller optimizer (06)
 #   and more cards (09) states; offload (07) either.
 #
@@ -563,7 +564,7 @@ for name in patients:
 #
 # `nvidia-smi` shows what PyTorch reserved, and the cache stays at the largest step: it cannot tell. Read the error's sizes:
 # a and b. Then the log of bytes alive: a climb is c. Else the step that died was larger than all before, a long batch or a
-# validation: d. Cure that, and only then take the general cures.
+# validation: d.
 #
 # </details>
 #
@@ -639,7 +640,8 @@ for name in patients:
 # trainer.train()
 # ```
 #
-# **Who made what grew**, with `made_by` of section 5; after a death read `oom_rank0.pickle` as the second:
+# **Who made what grew**, with `made_by` of section 5; after a death read `oom_rank0.pickle` as the second (it has
+# the failed step's activations besides):
 #
 # ```python
 # import pickle
@@ -666,5 +668,5 @@ for name in patients:
 # | d. a save of FSDP's weights | `StateDictOptions(full_state_dict=True, cpu_offload=True)` |
 # | d. activations | `gradient_checkpointing=True` |
 #
-# With several ranks one dies first, and torchrun ends the others: read its snapshot, and compare its lines with theirs. Its batch
-# is longer, its stage is larger, or it gathers weights for a save.
+# With several ranks one dies first, and torchrun ends the others: read its snapshot, and compare its lines with theirs. Often
+# its batch is longer, its stage larger, it gathers weights for a save, or other ranks' contexts stand on its card.
