@@ -25,7 +25,7 @@
 # ## A bet
 #
 # You train on 256 GPUs for 30 days. A save stops the training for one minute. Every how many minutes do you save? Section
-# 1 draws your number.
+# 1 draws your number (30 without a bet).
 
 # %%
 my_bet_minutes = ...
@@ -120,8 +120,8 @@ display(pd.DataFrame(rows).style.hide()
         .set_caption(f"Rates from published numbers, nodes of 8 GPUs; hours and failures of {gpus} GPUs predicted from them"))
 
 # %% [markdown]
-# **Read it.** The count leaves 10% of doubt, and the three rates lie six times apart. Also in *one* cluster (RSC-1) what the paper
-# measures and what its own rate predicts differ 3.6 times. Count what stops *your* jobs. Used below are 3.8 and 24.
+# **Read it.** The count leaves 10% of doubt; lowest and highest rate lie six times apart. Also in *one* cluster (RSC-1) what the paper
+# measures and its own rate predicts differ 3.6 times. Count what stops *your* jobs. Used below are 3.8 and 24.
 #
 # **Goodput** is the share of wall time that is work which lasted. Let a save take $d$, a restart $R$, and let failures come
 # every $M$ on average. With a save after each $t$ of work, saves cost $d/t$, and a failure loses half an interval: $t/(2M)$.
@@ -130,7 +130,7 @@ display(pd.DataFrame(rows).style.hide()
 #
 # $$\text{goodput} = \frac{t}{M\,e^{R/M}\,(e^{(t+d)/M}-1)}$$
 #
-# `working_share` is this formula, `best_interval_seconds` its best $t$, and `failing_runs` draws 1,000 runs at once.
+# `working_share` is this formula, `best_interval_seconds` its best $t$; `failing_runs` simulates.
 
 # %%
 bet = 60.0 * (30 if my_bet_minutes is ... else my_bet_minutes)  # 30 minutes stand in for no bet
@@ -152,9 +152,9 @@ show(draw_goodput(simulated, formula, title="1,000 runs of 30 days on 256 GPUs (
      alt="Goodput over the interval: flat around its best at both rates, and falling on both sides; your bet as a line.")
 
 # %% [markdown]
-# **Read it.** Every simulated mean lies within half a percentage point of the formula. The top is flat: half or twice the
-# best interval costs about one point at most. At the best a failure still loses half an interval: half the interval halves that, and
-# a quicker save does so without costing goodput.
+# **Read it.** Every simulated mean lies within half a percentage point of the formula; both assume random failures. The top
+# is flat: half or twice the best interval costs about one point at most (three in the first picture's case). A quicker save
+# shortens the best interval, and so what a failure loses.
 #
 # **Question.** A save takes a quarter of its former time. By which factor does the best interval change?
 
@@ -228,7 +228,8 @@ show(draw_files(work / "four", "model.embed.weight", 2, title="One tensor of the
      alt="Four ranks write rows of one tensor into a file each; two ranks read two files each, as .metadata tells them.")
 
 # %% [markdown]
-# **Read it.** Weights and two moments in fp32 make 12 bytes a parameter, divided by the ranks. Two ranks read the pieces of four:
+# **Read it.** Weights and two moments in fp32 make 12 bytes a parameter, divided by the ranks (the rest: 1.5 kB
+# of `torch.save` a piece). Two ranks read the pieces of four:
 # DCP *reshards*. Sums in another order move losses where fp32 ends; without the moments they move far more.
 #
 # `dcp.save` blocks until all is written. `dcp.async_save` copies to host memory, and a thread writes. What *blocks* is
@@ -256,16 +257,15 @@ assert right == loaded != later, "the copy holds the weights of the call"
 
 # %% [markdown]
 # **Read it.** The call returned before its files were whole, and they hold the weights *of the call*. Wait for `.result()`
-# before the next save, and before you rename: an error of the thread shows only there. By default the copy goes to memory that
-# is *not pinned*. A stager of your own pins it:
+# before the next save and the rename: an error of the thread shows only there. By default the copy goes to memory that
+# is *not pinned*. A stager of your own, made once, pins it:
 # `DefaultStager(StagingOptions(use_pinned_memory=True, use_shared_memory=False, use_async_staging=False))`.
 #
 # ### The scenario as asked: a checkpoint strategy
 #
 # *"175B on 64 A100: what do we save, where, how often?"* The fp32 weights and two moments, 12 bytes a parameter, suffice;
-# Megatron-style savers write 14, computed here. The copy passes PCIe (in twice the
-# time where two GPUs share a link), the write passes each node's port and the store. The store's rate is assumed, halved and
-# doubled (Meta's sustains 2 TB/s, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783); published).
+# Megatron-style savers write 14, computed here. The copy passes PCIe, here at its nominal rate (half of it
+# where two GPUs share a link), the write each node's port and the store, whose rate is assumed, halved and doubled (Meta's sustains 2 TB/s, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783); published).
 
 # %% jupyter={"source_hidden": true}
 model, cluster, batch = model_shape("gpt-3-175b"), Cluster(gpu="A100-80GB", nodes=8), Batch(sequences=1536, sequence_length=2048)
@@ -297,9 +297,10 @@ display(pd.DataFrame(rows).style.hide()
 
 # %% [markdown]
 # **Read it.** Call `dcp.async_save` with a pinned stager every 45 minutes, write to the parallel store, and keep the last two
-# saves and one a day, for what is found late, such as wrong data. For `async_save`, in each row, 45 minutes lie within 0.2
-# percentage points of the best, and a failure loses 22 minutes. A blocking save at its own best interval costs 1 to 5% of the time,
-# and a failure loses hours. The copy needs its host memory, and its thread takes Python's lock (the GIL) from training.
+# saves and one a day, for what is found late. For `async_save` 45 minutes lie everywhere within 0.2 percentage points of
+# the best, and a failure loses half the interval and the write, 25 to 31 minutes on average. Blocking saves at their own best
+# interval cost 1 to 5% of the time, and a failure hours. The thread writes for 5 to 18% of
+# the time and takes Python's lock (the GIL): a tenth slower meanwhile costs 0.5 to 1.8 points (not measured here).
 #
 # ## 3. A save that is cut off
 #
@@ -339,9 +340,9 @@ for first, second in (("same", "same"), ("old", "new")):
 #
 # DCP brings its files to the disk (`sync_files=True`), yet not the folder's entry of them, and nothing tells later whether
 # bytes have changed. So build the safe way: **new folder, checksums, to the disk, rename, keep the last two.** A
-# rename is all or nothing on a POSIX file system (ext4, XFS, NFS, Lustre); most object stores have none. Names *count the
-# saves*, as the last is not always the highest step: who goes back from step 100 to 50 saves step 60 next. `reaches` is
-# called at each state of the save, and lets us kill it there:
+# rename is all or nothing on ext4, XFS, Lustre and NFS (whose clients may see it later); most object stores have
+# none. Names *count the saves*: who goes back from step 100 to 50 saves step 60
+# next. `reaches` lets us kill the save at each state:
 
 # %%
 def to_disk(path):
@@ -377,8 +378,7 @@ def save_by_hand(pieces, folder, step, keep=2, reaches=lambda state: None):
 
 
 # %% [markdown]
-# **Break it.** Each round trains on from the newest whole checkpoint, saves twice, and is killed in its third save, each time
-# at another state. The picture shows what is left in the folder:
+# **Break it.** Each round trains on from the newest whole checkpoint, saves twice, and is killed in its third save, at another state:
 
 # %%
 def train_until_killed(folder, fatal_state):
@@ -405,10 +405,10 @@ show(draw_left(left, title="What a kill in a save left, by the state that the sa
      alt="After each of four kills a load finds a whole checkpoint: the one before, or the new one from its name on.")
 
 # %% [markdown]
-# **Read it.** Up to `summed` a load finds the save before; from `named` on it finds the new one. No checkpoint that had its name
-# was lost. A kill leaves what the system holds in memory: `fsync` is not tested.
+# **Read it.** Up to `summed` a load finds the save before; from `named` on it finds the new one. No checkpoint that should
+# stay was lost. A kill leaves what the system holds in memory: `fsync` is not tested.
 #
-# Here rank 0 reads everything again, which for terabytes takes long and blesses a damaged write; and a damaged checkpoint counts among
+# Here rank 0 reads everything again, which for terabytes takes long and blesses a damaged write; a damaged checkpoint counts among
 # the last two. `save_safely` in `utils.parallel.safe_checkpoint` sums each rank's files *as it writes them*, and counts whole ones. **A checkpoint is code**: `dcp.load` unpickles what
 # it finds; `load_newest` reads plain data alone. Now damage what was saved:
 
@@ -504,7 +504,7 @@ assert curves["nothing"] == whole[SAVED:], "with all pieces the losses are equal
 assert all(curves[piece] != whole[SAVED:] for piece in forgotten[1:]), "each piece matters"
 
 # %% [markdown]
-# **Read it.** With all pieces, no bit differs. Each forgotten piece changes most losses, and each curve still looks *healthy*: but for the place in the data, nearly all differences are smaller than what the loss moves by anyway.
+# **Read it.** With all pieces, no bit differs. Each forgotten piece changes most losses, and each curve still looks *healthy*: but for the place in the data, nearly all differences are smaller than what the loss moves by.
 #
 # A trap is left. The data of `Run` get noise, as augmentation gives it, from a generator that is seeded by row and epoch. Now
 # the noise is drawn from the global generator of the loader's worker instead:
@@ -520,8 +520,7 @@ shutil.rmtree(work, ignore_errors=True)
 
 # %% [markdown]
 # **Read it.** Workers have random states of their own, which this checkpoint does not hold: seed noise by row and epoch. Save
-# those of Python's `random`, NumPy and each GPU, where your run draws from them. With `ranks=`, `load_newest` refuses what
-# another number of ranks saved.
+# those of Python's `random`, NumPy and each GPU, where your run draws from them.
 #
 # ## Which save, when
 #
@@ -530,7 +529,7 @@ shutil.rmtree(work, ignore_errors=True)
 # | new folder, rename | always | one more checkpoint on the disk | object stores have none: write a marker last, and read only where it is |
 # | checksums | always | a pass of one core over each rank's bytes | do not see numbers that were wrong before the save |
 # | `dcp.async_save` | the copy is quicker than the write | host memory | a failure during the write costs that save, too |
-# | a save at SIGTERM | a scheduler announces the end | its grace, and torchrun's 30 s, must be longer than a save (start by `srun python`) | `kill -9` gives no warning |
+# | a save at SIGTERM | a scheduler announces the end | its grace, and torchrun's `--shutdown-timeout` (30 s), must be longer than a save (start by `srun python`) | `kill -9` gives no warning |
 #
 # ## Recap
 #
@@ -566,6 +565,7 @@ shutil.rmtree(work, ignore_errors=True)
 # sampler) and `folder`, a `Path` on a file system that all ranks see. Begin with `step, batches = resume()`, call `save(step)`
 # between steps, and `finish()` at the end. After each step ask `must_stop()`; if it is true, save, finish and leave. The last
 # two saves stay, and every 32nd: one a day at 45 minutes. Sums are made after the write: they find what is damaged later.
+# Tested on two CPU ranks, with kills; the GPU lines are untested.
 #
 # ```python
 # import json, os, shutil, signal, zlib
@@ -683,8 +683,8 @@ shutil.rmtree(work, ignore_errors=True)
 # ```
 #
 # **Does it work?** Train 20 steps, over an epoch's end, twice without a stop. If the losses are equal by `==`, save at step 10, start
-# again on as many ranks, and compare losses 11 to 20. If they are not, some GPU kernel adds in a changing order. For the test set `torch.use_deterministic_algorithms(True)`, `CUBLAS_WORKSPACE_CONFIG=:4096:8` and a deterministic
-# attention.
+# again on as many ranks, and compare losses 11 to 20. Else something is unseeded, or a kernel or collective adds in changing
+# order. For the test set `torch.use_deterministic_algorithms(True)`, `CUBLAS_WORKSPACE_CONFIG=:4096:8` and a deterministic attention.
 #
 # **With accelerate.** `model`, `optimizer`, `schedule` and `loader` are those before `prepare`. Give the loader a `generator=` of
 # its own: else its start draws from the random state that dropout goes on with. This save blocks, and has no checksums.
