@@ -50,10 +50,10 @@ from utils.planner.goodput import DAY, best_interval_seconds, working_share
 #
 # $$L(N, D) = E + \frac{A}{N^\alpha} + \frac{B}{D^\beta}, \qquad C = 6 N D$$
 #
-# $E$ is what no model gets below. $C$ is the training's FLOP: 2 a parameter and token forward, 4 backward. Three sets of constants
-# are published for one set of runs: the paper's, rounded and not rounded, and those of a replication ([Besiroglu and others
-# 2024](https://arxiv.org/abs/2404.10102)). The cell asks each what a million dollars should buy, and what the same loss costs at
-# other sizes. New words stand in the [glossary](../00_glossary.ipynb).
+# $E$ is what no model gets below. $C$ is the training's FLOP without attention: 2 a parameter and token forward, 4 backward. Three
+# sets of constants are published for one set of runs: the paper's, rounded and not rounded, and those of a replication ([Besiroglu
+# and others 2024](https://arxiv.org/abs/2404.10102)). The cell asks each what a million dollars should buy, and what other sizes
+# cost. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 a100 = price("A100-80GB", "Lambda")
@@ -76,8 +76,8 @@ show(figure, alt=alt + "Right: the more tokens are served, the smaller the cheap
 # best size itself: 19B to 40B parameters for the same money. Rounding alone moves 53 tokens a parameter to 83.
 #
 # A model with many users should be smaller (*over-training*), since each served token costs $2N$ FLOP ([Sardana and others
-# 2023](https://arxiv.org/abs/2401.00448)). On the right stands the size of least FLOP in training and service, at the loss of 13B on
-# 260B. If service reaches a lower MFU than training, the cheapest model is smaller still.
+# 2023](https://arxiv.org/abs/2401.00448)). On the right stands the size of least FLOP in training and service, at the loss of 13B
+# on 260B, labelled with its training tokens. If service reaches a lower MFU than training, the cheapest model is smaller still.
 #
 # **Question.** A model reads as many tokens in service as it was trained on. What share of its life's FLOP was training?
 
@@ -114,16 +114,15 @@ display(pd.DataFrame(rows).style.hide().set_caption(f"Published GPU hours at ${a
 print(f"LLaMA-65B: 380 tokens/s a GPU (published) make 1.4T tokens in {1.4e12 / 380 / 3600:,.0f} GPU hours")
 
 # %% [markdown]
-# **Read it.** Such hours are rounded. LLaMA-65B's are nearly its stated speed times its tokens, so restarts are not in them. The
-# column of days divides every run's hours by 1,024 cards; LLaMA-65B had 2,048, for about 21 days (its paper). Llama 2's hours are
-# 7.5, 15.0 and 70.0 days of 1,024 cards, as if rounded to half days: that alone leaves 7B's MFU open by a thirtieth. And one run of
-# 13B reads as 42%, 40% or 37%. So ask for **tokens per second**, which need no counting rule.
+# **Read it.** Such hours are rounded. LLaMA-65B's are nearly its tokens over its stated speed, which hints that restarts are not in
+# them. Llama 2's hours are 7.5, 15.0 and 70.0 days of 1,024 cards (the paper's 34B: 42.25), as if rounded to quarter days: that
+# alone leaves 7B's MFU open by a sixtieth. And one run of 13B reads as 42%, 40% or 37%. So ask for **tokens per second** at your
+# length, which need no counting rule.
 #
-# The next cell has such speeds for a 13B (MPT) at length 2,048 with FSDP, PyTorch's sharding of all states, which the question
-# leaves out. 1,600 Gb/s joined the A100s' nodes
-# ([llm-foundry](https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md)). **HFU** (hardware FLOP
-# utilization) also counts what is recomputed: every block on these A100s, nothing on these H100s. Compare runs by MFU. The source's
-# 59.57% for A100-80GBs is of a single node, without a network between nodes.
+# The next cell has such speeds for a 13B (MPT) at length 2,048 with FSDP, PyTorch's sharding of all states. 1,600 Gb/s joined the
+# A100s' nodes ([llm-foundry](https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md)). **HFU**
+# (hardware FLOP utilization) also counts what is recomputed: every block on these A100s, nothing on these H100s. Compare runs by
+# MFU. The source's 59.57% for A100-80GBs is of a single node.
 
 # %%
 fsdp_rate = {}  # tokens a second of one GPU
@@ -138,12 +137,14 @@ for row in table("llm_foundry"):
 # ## 3. Spot, and what it really costs
 #
 # A spot node is cheap, and its provider takes it back at will. All nodes are needed, so each loss costs a restart and the work
-# since the last checkpoint. **Goodput** is the share of paid time that becomes lasting work; a useful hour costs the price over
-# the goodput. Frequent saves take time, and rare ones lose more work. With $d$ seconds a save and $M$ seconds from one loss to the
-# next, the best interval is about $\sqrt{2dM}$, and Daly's formula gives the goodput ([lesson 16](16_runs_that_survive.ipynb)).
+# since the last checkpoint (less where a warning, such as AWS's two minutes, leaves time to save). **Goodput** is the share of paid
+# time that becomes lasting work; a useful hour costs the price over the goodput. With $d$ seconds a save and $M$ seconds from one
+# loss to the next, the best interval is about $\sqrt{2dM}$, and Daly's formula gives the goodput ([lesson
+# 16](16_runs_that_survive.ipynb)).
 #
-# The cell takes four nodes of H100. Its dotted lines are rates that occurred elsewhere: four AWS nodes of one V100, in three zones
-# of 2023 ([SkyPilot's traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
+# The cell takes four nodes of H100, and counts the losses of each. Its dotted lines are rates that occurred elsewhere: four AWS
+# nodes of one V100, in three zones of 2023 ([SkyPilot's
+# traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
 
 # %%
 firm, spot = price("H100", "Nebius", kind="on demand"), price("H100", "Nebius", kind="spot")
@@ -173,16 +174,16 @@ for name, rate in taken.items():
           f"goodput {goodput(4, rate):.0%} with saves of 10 s, {goodput(4, rate, 600):.0%} with 600 s ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** With saves of 10 s spot is cheaper at all three rates. In the printed lines the losses and the last share are
-# published, and the goodput is predicted. Spot takes more days: one over the goodput (right axis), times one over the share of time
-# with all four nodes there, which the axis leaves out. In us-east-1f that is 1 / (0.77 x 0.30) = 4.3 times. The dollars assume that
-# you give the other nodes back while one is missing.
+# **Read it.** With saves of 10 s spot is cheaper at all three rates. Each lost node counts as a stop; where several go at once,
+# goodput is higher. Spot takes more days: one over the goodput (right axis), times one over the share of time with all four nodes
+# there, which the axis leaves out: in us-east-1f 1 / (0.77 x 0.30) = 4.3 times. The dollars assume that you give the others back
+# while one is missing.
 
 # %% [markdown]
 # ## The scenario as asked: A100s or A10s
 #
-# *A100s in 3D at 45%, or A10s with data parallelism and checkpointing at 38%?* First price the useful FLOP, and check that both
-# can start.
+# *A100s in 3D at 45%, or A10s with data parallelism and checkpointing at 38%?* First price the useful FLOP, and check that A10s can
+# start.
 
 # %%
 thirteen, tokens, deadline = model_shape("llama-2-13b"), 260e9, 30
@@ -203,13 +204,13 @@ print(f"plain data parallelism: {2 * thirteen.parameter_count / 1e9:.0f} GB of w
 
 # %% [markdown]
 # **Read it.** The A10 is cheaper an hour and dearer a FLOP. Plain data parallelism cannot start on it: every card holds all states
-# (parameters, gradients, optimizer), and checkpointing shrinks only activations. Two other ways can start. ZeRO-3 shards the states:
-# 208 GB over 128 cards are 1.6 GB each. Or you cut the model: each matrix in two (TP 2), the layers into eight stages (PP 8). And
-# the price is of single cards: eight in a node, on a fast network, are another offer.
+# (parameters, gradients, optimizer), and checkpointing shrinks only activations. Two other ways fit, by the planner's count of a
+# whole step. ZeRO-3 shards the states (208 GB over 128 cards: 1.6 GB each), or you cut each matrix in two (TP 2) and the layers
+# into eight stages (PP 8). Below, nodes of eight are priced as eight single cards; on a network they are another offer.
 #
 # Doubt the claim of 38%, too: it includes checkpointing. Above, 52% MFU was 69% HFU; at that ratio 38% is 51% of an A10's peak.
 #
-# Now the deadline. Each offer gets a range of MFU:
+# Now the deadline. Each offer gets a range of MFU; no end is a bound:
 #
 # | offer | low end | high end |
 # |---|---|---|
@@ -262,12 +263,12 @@ llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) 
 h100_mfu = (llama_3_mfu, mfu_of(fsdp_rate["h100_80gb"], "H100"))
 
 # %% [markdown]
-# **Read it.** Neither miss is exact. Llama 2's plan is not published; 3D on 64 cards at length 2,048 stands in for it. All A10s are
-# divided by the larger miss, though for sharding 1.10 was found. For 128 A10 the claim is the lower one, and dividing a claim is a
-# guess; that offer will be late at its high end already.
+# **Read it.** Neither miss is exact, and both are of A100s: on the A10s' slower network it may be larger. Llama 2's plan is not
+# published; 3D on 64 cards at length 2,048 stands in for it. All A10s are divided by the larger miss, though for sharding 1.10 was
+# found. Dividing 128 A10's claim is a guess; that offer is late at its high end already.
 #
-# The H100 is missing from the question. Its range is two points: 38% from Llama 3 405B on 16,384 cards, and 40% from 32 cards. That
-# they lie close together does not make them certain. The weeks of work before the start are a judgement.
+# The H100 is missing from the question. Its range is two points: 38% from Llama 3 405B on 16,384 cards at length 131,072, and 40%
+# from 32 cards. The weeks of work are a judgement.
 
 # %%
 there = zones["us-west-2c"][2]
@@ -306,18 +307,17 @@ title = "13B on 260B tokens: each offer from its high MFU to its low one"
 show(draw_offers(days, usd, {"128 A10, plain DP": full}, deadline, title=title), alt=alt)
 
 # %% [markdown]
-# **Read it.** Memory strikes out one offer, the deadline another. *Too close to call* means that only the high end is in time. Days
-# go as one over the MFU, so an offer needs its MFU x days / 30: 64 A100 need 42.1% x 29.5 / 30 = 41%, 72 A100 37%, 32 H100 26%.
+# **Read it.** *Too close to call* means that only the high end is in time. Days go as one over the MFU, so an offer needs its MFU x
+# days / 30: 64 A100 need 42.1% x 29.5 / 30 = 41%, 72 A100 37%, 32 H100 26%.
 #
 # 64 A100 hang on how you read Llama 2. Its tokens per second, at length 4,096, are 40% here: 31.3 days. Its MFU of 42.1%, if it
-# holds at length 2,048, gives 29.5. FSDP's 52% had a fast network, and the one for rent is not stated. A ninth node settles it: at
-# the same MFU, 72 cards cost the same dollars in fewer days, with a batch that 72 divides. The A10s with TP 2 PP 8 are in time up to
-# a miss of 30 / 20.8 = 1.44; the stand-in gave 1.46.
+# holds at length 2,048, gives 29.5. FSDP's 52% had a fast network, and the one for rent is not stated. A ninth node brings the low
+# end in time at the same dollars, with a batch that 72 divides. The A10s with TP 2 PP 8 are in time up to a miss of 30 / 20.8 =
+# 1.44; the stand-in gave 1.46 by Llama 2's tokens, 58 / 42.1 = 1.38 by its MFU: too close.
 #
-# Spot halves the H100's rent; three nodes held through every gap would add at most 0.75 x 0.21 / 0.79, a fifth. Its days hang on
-# whether four nodes are there.
+# Spot halves the H100's rent; three nodes held through every gap would add at most 0.75 x 0.21 / 0.79, a fifth.
 #
-# Now decide: drop what is late, price the weeks of work, take the least total. Then change the assumptions.
+# Now price the weeks of work, take the least total in time, and change the assumptions.
 
 # %%
 week_usd = 5_000  # an assumption
@@ -364,23 +364,24 @@ job = export(thirteen, nine_nodes, fsdp_plan, Batch(sequences=1008, sequence_len
 print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'build' / 'lesson-17'))} files in build/lesson-17")
 
 # %% [markdown]
-# **Read it.** As asked, take A100s with FSDP; until you have measured their speed on the network that you rent, with a ninth node.
-# Half or twice the price of a week changes nothing. A10s win at half their price and their high MFU. At half their price and a miss
-# of 1.44 they would be just in time, for 165 x 1.44 / 2 + 25 = 144 thousand dollars, as much as 72 A100: only a measured speed
-# decides.
+# **Read it.** As asked, take A100s with FSDP; until you have measured their speed on the rented network, with a ninth node. Half or
+# twice the price of a week changes no choice at the low MFUs. A10s win at half their price and their high MFU. At half their price
+# and a miss of 1.44 they would be just in time, for 165 x 1.44 / 2 + 25 = 144 thousand dollars, as much as 72 A100: only a measured
+# speed decides.
 #
 # The H100 beats both, even at twice its price, or against A100s at half theirs (72 at the low MFU: 134 / 2 + 10 = 77 thousand
-# dollars). But its price is Nebius's, and the others are Lambda's: ask one seller for all three.
+# dollars). But its price is Nebius's, the others Lambda's: ask one seller for all three.
 #
-# The 30 days are the training's. Counted from today, every offer is late, and more H100s are the way out. Failed starts, evaluation
-# and storage come on top. `build/lesson-17` holds the plan as a job: `train.py`, `launch.sh`, `job.slurm` and what they need.
+# The 30 days are the training's. Counted from today, every offer is late; more cards are a way out, with a batch that they divide:
+# 48 H100, or 128 A100 (31.3 / 2 + 14 = 29.7 days at the low MFU) for nearly three times the rent. Failed starts, evaluation and
+# storage come on top. `build/lesson-17` holds the plan as a job.
 
 # %% [markdown]
 # ## Recap
 #
 # - Memory and deadline strike out; then dollars decide, at a speed that somebody measured.
 # - More cards of one kind cost the same dollars and fewer days, while the MFU holds.
-# - By each scaling law, half of its own best size costs a fifth to a quarter more training.
+# - By each scaling law, half of its own best size costs a fifth to a quarter more training for the same loss.
 #
 # ### Test yourself
 #
@@ -417,7 +418,7 @@ print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'b
 #
 # Then choose. `offers` has those that can start, each as `("64 A100", 64, 2.79, 1500, 0.99)`: name, cards, dollars a card and hour,
 # tokens a card and second, goodput. The dollars are rent: add your weeks of work. On spot, divide the days by the share of time in
-# which all nodes are there.
+# which all nodes are there before you trust `best`.
 #
 # ```python
 # in_time = []
@@ -430,7 +431,7 @@ print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'b
 # best = min(in_time, default=None)  # None: nothing is in time
 # ```
 #
-# What a budget should buy, at twenty tokens a parameter (the replication's law gives 19 above):
+# What a budget should buy, at twenty tokens a parameter (the replication's law: 19):
 #
 # ```python
 # flop = budget_usd / usd_per_card_hour * 3600 * peak_flops * mfu
