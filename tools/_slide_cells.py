@@ -107,7 +107,7 @@ def shortened(text: str) -> str:
     A table is never cut: one of more rows than a room can read is left to the notes.
     """
     kept, has_words = [], False
-    for block in re.split(r"\n{2,}", text.strip()):
+    for block in _paragraphs(text):
         plain = not block.startswith("#") and not _KEPT.match(block)
         if plain and has_words:
             continue
@@ -115,6 +115,12 @@ def shortened(text: str) -> str:
         if len(block.splitlines()) <= MOST_ROWS or not block.startswith("|"):
             kept.append(block)
     return "\n\n".join(kept)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Parts between empty lines; those inside of code divide nothing, and its comments are no headings."""
+    whole = _FENCED.sub(lambda code: re.sub(r"\n(?=\n)", "\n\0", code[0]), text.strip())
+    return [part.replace("\0", "") for part in re.split(r"\n{2,}", whole)]
 
 
 def has_figure(cell: NotebookNode) -> bool:

@@ -258,3 +258,11 @@ def test_a_comment_in_code_begins_no_slide() -> None:
     deck = _slide_cells.slides(book(nbformat.v4.new_markdown_cell(text)))
     shown = [c.source for c in deck.cells if c.metadata["slideshow"]["slide_type"] == "slide"]
     assert [source.partition("\n")[0] for source in shown] == ["# On Monday", "## After"]
+
+
+def test_a_comment_in_code_stands_on_no_slide_as_a_heading() -> None:
+    code = "```python\nimport torch\n\n# rows: what the head gets\nx = 1\n\n\n# the end\n```"
+    assert _slide_cells.shortened(f"## On Monday\n\nWrite:\n\n{code}\n\n- a list") == (
+        "## On Monday\n\nWrite:\n\n- a list"
+    )
+    assert _slide_cells.shortened(f"## Code alone\n\n{code}") == f"## Code alone\n\n{code}"
