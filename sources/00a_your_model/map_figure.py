@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from tqdm.auto import tqdm
 
-from utils.fitting.fitted import Trials
 from utils.fitting.recipe import Recipe
+from utils.fitting.trials import Trials
 from utils.fitting.verdict import MARGIN, FitVerdict
 from utils.units import GIB
 from utils.views.style import course_style, print_evidence, wrapped

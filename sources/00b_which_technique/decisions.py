@@ -16,8 +16,8 @@ from tqdm.auto import tqdm
 from utils.catalog import device
 from utils.checked import check_public
 from utils.fitting import FitVerdict, Recipe, Trials, mixed_precision, model_config
-from utils.fitting.fitted import NOT_TRIED
 from utils.fitting.seconds import predicted_seconds
+from utils.fitting.trials import NOT_TRIED
 from utils.fitting.tried import Cure
 from utils.fitting.verdict import MARGIN, usable_bytes
 from utils.simulation.cublas import workspace_bytes

@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 from utils.catalog import device
-from utils.fitting import Fit, Recipe, Trials, building, fit_model, fitted, model_config
+from utils.fitting import (
+    Fit,
+    Recipe,
+    Trials,
+    building,
+    cure_sets,
+    fit_model,
+    fitted,
+    model_config,
+)
+from utils.fitting import (
+    trials as simulated,
+)
 from utils.fitting.answer import lesser, ranked, rows, small
 from utils.fitting.cures import candidates, checkpointing_of
 from utils.fitting.sharing import not_simulated
@@ -106,7 +118,7 @@ def test_shorter_texts_are_tried_until_one_fits(
     recipe = BASE.but(tokens=2048, micro_batch=1)
     trials = Trials("tiny", model_config(tiny), CARD)
     room = int(1.2 * trials.verdict(recipe.but(tokens=512)).needed_bytes)
-    monkeypatch.setattr(fitted, "usable_bytes", lambda card: room)
+    monkeypatch.setattr(simulated, "usable_bytes", lambda card: room)
     found = list(fitted._shorter(Trials("tiny", model_config(tiny), CARD), recipe))
     assert found and found[-1].verdict.word == "yes"
     assert all(tried.verdict.word != "yes" for tried in found[:-1])
@@ -135,7 +147,7 @@ def test_no_more_blocks_are_recomputed_than_leave_a_margin(
 ) -> None:
     recipe = BASE.but(tokens=256, micro_batch=8)
     config = building.shallower(model_config(tiny), 29)  # one more than whole threes and fours
-    ways = [(0, 0), *fitted.FEWER, (1, 0)]
+    ways = [(0, 0), *cure_sets.FEWER, (1, 0)]
     trials = Trials("tiny", config, CARD)
     needs = {
         way: trials.verdict(recipe.but(checkpointing=way[0], spared=way[1])).needed_bytes
@@ -144,11 +156,11 @@ def test_no_more_blocks_are_recomputed_than_leave_a_margin(
     assert list(needs.values()) == sorted(needs.values(), reverse=True), "fewer blocks take more"
     room = int(1.12 * needs[1, 3])  # two thirds of the blocks leave a margin, half do not
     assert room < 1.11 * needs[2, 0]
-    monkeypatch.setattr(fitted, "usable_bytes", lambda card: room)
+    monkeypatch.setattr(simulated, "usable_bytes", lambda card: room)
     smaller = {way: replace(verdict, usable_bytes=room) for way, verdict in trials.found.items()}
     on_it = Trials("tiny", config, CARD, smaller)
     every = on_it.tried(recipe, [checkpointing_of(1)])
-    found = fitted._thinned(on_it, recipe, every, [every])
+    found = cure_sets._thinned(on_it, recipe, every, [every])
     assert found.name == "checkpointing of all but every third block"
 
 

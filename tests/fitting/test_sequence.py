@@ -11,8 +11,9 @@ import torch
 import transformers as hf
 from sequence_cases import CONFIGS, LENGTH, Apart, Case, config_of, on_a_rank, run_step
 
-from utils.fitting import Recipe, Trials, building, fitted, model_config
+from utils.fitting import Recipe, Trials, building, cure_sets, fitted, model_config
 from utils.fitting import seconds as predicted
+from utils.fitting import trials as simulated
 from utils.fitting.cures import candidates, checkpointing_of
 from utils.fitting.seconds import exchanged_bytes, predicted_seconds, shape_of
 from utils.fitting.sequence_program import share_heads
@@ -205,8 +206,8 @@ def test_more_cards_are_no_answer_where_others_are_enough(monkeypatch: pytest.Mo
         smaller = {r: replace(v, usable_bytes=int(room)) for r, v in trials.found.items()}
         on_it = Trials("small", trials.config, "H100", smaller)
         again = [on_it.tried(recipe, single.cures) for single in both]
-        monkeypatch.setattr(fitted, "usable_bytes", lambda card: int(room))
-        found = fitted._together(on_it, recipe, again)
+        monkeypatch.setattr(simulated, "usable_bytes", lambda card: int(room))
+        found = cure_sets.together(on_it, recipe, again)
         return found.name if found else ""
 
     assert chosen(1.2 * needed[1]) == "checkpointing of all blocks"

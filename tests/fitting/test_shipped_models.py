@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from utils.fitting import Recipe, Trials, auto_class, model_config, model_names
-from utils.fitting.fitted import NOT_TRIED
+from utils.fitting.trials import NOT_TRIED
 from utils.simulation import SimulationError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own

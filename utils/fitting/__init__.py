@@ -1,6 +1,6 @@
 """Your own model on a card: does it fit, where do the bytes go, what would make it fit, and the script."""
 
-from utils.fitting.fitted import Fit, Trials, fit_model
+from utils.fitting.fitted import Fit, fit_model
 from utils.fitting.model_configs import (
     ModelConfigError,
     auto_class,
@@ -11,6 +11,7 @@ from utils.fitting.model_configs import (
 from utils.fitting.own import fit
 from utils.fitting.recipe import Recipe, mixed_precision
 from utils.fitting.script import script
+from utils.fitting.trials import Trials
 from utils.fitting.verdict import FitVerdict
 
 __all__ = [

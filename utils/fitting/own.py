@@ -15,8 +15,9 @@ from tqdm.auto import tqdm
 
 from utils.checked import asks_first
 from utils.fitting.cures import OFFLOAD_COSTS
-from utils.fitting.fitted import NOT_TRIED, Fit
+from utils.fitting.fitted import Fit
 from utils.fitting.program import on_the_host
+from utils.fitting.trials import NOT_TRIED
 from utils.fitting.tried import Cure, Tried
 from utils.fitting.verdict import FitVerdict, usable_bytes
 from utils.simulation import simulate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,11 @@ class Tried:
         return self.saved_bytes >= GAINS_BYTES
 
     @property
+    def is_safe(self) -> bool:
+        """Whether it fits with more to spare than simulations were off by."""
+        return self.verdict.fits and not self.verdict.is_close
+
+    @property
     def seconds_per_gib(self) -> float:
         """By what cures are sorted: those of unknown time come last."""
         if self.added_seconds is None:
@@ -81,6 +86,12 @@ class Tried:
             "costs": "; ".join(costs),
             "line": "; ".join(cure.line for cure in self.cures),
         }
+
+
+def compatible(cures: Sequence[Cure]) -> bool:
+    """Whether no two of them change the same field."""
+    fields = [name for cure in cures for name in cure.changes]
+    return len(fields) == len(set(fields))
 
 
 def added(seconds: float | None) -> str:
