@@ -15,7 +15,7 @@ from evidence.validation.tables import table
 from utils import Batch, Cluster, Plan, estimate
 from utils.catalog import ModelShape
 from utils.lessons.lesson_99.autocast import autocast_adds
-from utils.lessons.lesson_99.bloom import bubble_share, noted_micro_batches
+from utils.lessons.lesson_99.bloom import bubble_share, noted_layouts, noted_micro_batches
 from utils.lessons.lesson_99.peaks import draw_peaks
 from utils.lessons.lesson_99.sayings import Saying, draw_sayings, seven_numbers
 from utils.units import Evidence
@@ -160,14 +160,25 @@ def test_seven_numbers_say_what_they_are_true_of() -> None:
     assert max(rows, key=lambda row: row.off).off == pytest.approx(9), "18 bytes over 2"
 
 
-def test_bloom_noted_four_micro_batches_of_three_models() -> None:
+def test_bloom_noted_four_micro_batches_of_five_models() -> None:
     noted = noted_micro_batches()
-    assert list(noted.index) == [1, 2, 4, 8] and len(noted.columns) == 3
+    assert list(noted.index) == [1, 2, 4, 8] and len(noted.columns) == 5
     assert all(best in (2, 4) for best in noted.idxmin())
     kept = {float(row["sec_per_it"] or 0) for row in table("bloom_prequel")}
     shared = [seconds for seconds in noted.to_numpy().ravel() if seconds in kept]
-    assert len(shared) == 7, "those of them that the planner's table has, too, are the same"
+    assert len(shared) == 11, "those of them that the planner's table has, too, are the same"
     assert bubble_share(10, 8) == pytest.approx(9 / 73)
+
+
+def test_bloom_noted_layouts_and_memory_in_one_order() -> None:
+    noted, filled = noted_micro_batches(), noted_micro_batches("memory_gb")
+    layouts = noted_layouts()
+    assert [f"{gpus} A100, PP {stages}" for gpus, stages in layouts] == [
+        name.partition(", ")[2] for name in noted.columns
+    ]
+    assert list(filled.columns) == list(noted.columns) and filled.loc[8].between(69, 76).all()
+    slow = noted.loc[8] / noted.min() > 1.1
+    assert filled.loc[8][slow].min() > filled.loc[8][~slow].max(), "who loses most is fullest"
 
 
 def test_peaks_are_drawn_with_their_moment() -> None:

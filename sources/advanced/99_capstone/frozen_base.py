@@ -1,4 +1,4 @@
-"""One step of QLoRA on a tiny model, and which of its tensors it changed."""
+"""Steps of QLoRA on a tiny model, and which of its tensors they changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ TINY = ModelShape(
 )
 
 
-def moved_by_a_step() -> tuple[set[str], set[str], set[str]]:
-    """Names of packed weights, of trained parameters, and of all tensors that one step changed."""
+def moved_by_steps(steps: int = 2) -> tuple[set[str], set[str], set[str]]:
+    """Names of packed weights, of trained parameters, and of all tensors that the steps changed.
+
+    In the first step half of the adapters have no gradient yet: what multiplies it is still zero.
+    """
     model, optimizer = build_finetune(llama_config(TINY), "QLoRA")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    finetune_step(model, optimizer, 2, 32)
+    for _ in range(steps):
+        finetune_step(model, optimizer, 2, 32)
     after = model.state_dict()
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     packed = {

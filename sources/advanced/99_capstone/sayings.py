@@ -55,7 +55,7 @@ def seven_numbers() -> list[Saying]:
          "states alone, 16P/N (ZeRO paper)"),
         ("7B, QLoRA, rank 8, 2,048 tokens: peak", 3.5, _qlora_peak_gb(), "GB",
          "7.0B weights alone, at 4 bits each"),
-        ("175B, Megatron-LM on 64 GPUs: states a GPU", 2 * states, 18 * states, "GB",
+        ("175B, Megatron-LM on 64 GPUs: states a GPU, mean", 2 * states, 18 * states, "GB",
          "weights alone, in bf16"),
     ]  # fmt: skip
     return [
