@@ -11,8 +11,7 @@
 #
 # {{badges}}
 #
-# **The question.** Can you answer nine interview questions, and defend each answer with a number? You speak for half a minute, the
-# examiner asks once more, and a cell settles it.
+# **The question.** Can you answer nine interview questions in half a minute each, and defend every answer with a number?
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -68,8 +67,8 @@ print(f"worst: {worst.name}, off by a factor of {worst.off:.0f}; you bet {my_bet
 # %% [markdown]
 # ## 2. The questions
 #
-# Speak before you open the answer. What is bold must be said, and each sentence ends with the lesson that shows it. GB is 10^9 bytes,
-# so an A100 of 80 GiB offers 85. Other words are in the [glossary](../00_glossary.ipynb).
+# Speak before you open the answer. What is bold must be said. Each sentence ends with its evidence: 01§3 is lesson 01, section 3. GB is
+# 10^9 bytes, so an A100 of 80 GiB offers 85. Words: [glossary](../00_glossary.ipynb).
 #
 # ### Q1. The components of memory
 #
@@ -103,9 +102,9 @@ told = [f"{panel}, {name}: {peak.allocated_bytes / GB:.1f} GB in {peak.phase}" f
 show(draw_peaks(panels, title="OPT-1.3B, one GPU, FSDP2's bf16 policy: the peak and its moment (predicted)"), alt="; ".join(told) + ".")
 
 # %% [markdown]
-# *Next: "At 2 sequences recomputation saves nothing. Is it useless?"* No. The word behind each bar names the moment of the peak. Left, it
-# is the optimizer's step, where PyTorch's default Adam borrows one more fp32 copy; `fused=True` borrows none. Right, it is forward:
-# there recomputation saves 24 GB, and fused Adam nothing.
+# *Next: "At 2 sequences recomputation saves nothing. Is it useless?"* No. The word behind each bar names the moment of the peak. On the
+# left it is the optimizer's step, where PyTorch's default Adam borrows one more fp32 copy of the parameters. `fused=True` borrows none.
+# On the right it is forward: there recomputation saves 24 GB, and fused Adam nothing.
 #
 # ```python
 # optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -165,8 +164,7 @@ for record in spoiled_run():  # 16 steps in fp16, from a scale of 2^22; PyTorch'
 # <details><summary>Answer</summary>
 #
 # **Efficiency is one worker's step over the step of N, with the same script and batch a worker** [04§5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"). I time loading, computing and
-# sending on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). **All wait for the last one, so the rank that waits least is the slow one** [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides
-# behind backward if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"). Accumulation without `no_sync` sends after every micro-batch [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync").
+# sending on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). **All wait for the last one, so the rank that waits least is the slow one** [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). Accumulation without `no_sync` sends after every micro-batch [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync").
 #
 # *Fails:* you blame the network before you time anything.
 #
@@ -176,8 +174,7 @@ for record in spoiled_run():  # 16 steps in fp16, from a scale of 2^22; PyTorch'
 workers = 4  # here nodes; each has the batch that one has alone
 one_node = SlowJob(nodes=1).step().step_seconds
 causes = {"healthy": {}, "0.2 s of loading on each": {"load_seconds": tuple((node, 0.2) for node in range(workers))},
-          "one node 1.4 times slower": {"slow_nodes": ((2, 1.4),)}, "all gradients in one bucket": {"bucket_bytes": 2_600_000_000},
-          "no no_sync, 16 passes": {"reduced_passes": 16}}
+          "one node 1.4 times slower": {"slow_nodes": ((2, 1.4),)}, "no no_sync, 16 passes": {"reduced_passes": 16}}
 traces = {name: SlowJob(nodes=workers, **how).step() for name, how in causes.items()}
 for name, trace in traces.items():
     alone_seconds = one_node + causes[name].get("load_seconds", [(0, 0.0)])[0][1]  # the same script loads as slowly alone
@@ -244,8 +241,8 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 8 sequences a 
 
 # %% [markdown]
 # *Next: "Why not stage 3 always?"* With one micro-batch a step, ZeRO-1 and ZeRO-3 send alike. With eight, in the last column, ZeRO-3
-# sends eight times as much, and FSDP2 about the same where it reduces in bf16, too. This loop is the last row: it reduces once a step,
-# and keeps whole gradients until then.
+# sends eight times as much. So does FSDP2, unless it reduces once a step, as in the last row and in this loop. Then it keeps whole
+# gradients until the last micro-batch.
 #
 # ```python
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -272,20 +269,20 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 8 sequences a 
 # </details>
 
 # %%
-run = Batch(sequences=4, sequence_length=4096)
+run = Batch(sequences=2, sequence_length=8192)
 one = Cluster(gpu="A100-40GB", nodes=1, gpus_per_node=1)
-first = estimate("llama-3.2-1b", one, Plan(micro_batch=4, framework=amp), run)  # states of 16 bytes a parameter
+first = estimate("llama-3.2-1b", one, Plan(micro_batch=2, framework=amp), run)  # FSDP2's bf16 policy: states of 16 bytes a parameter
 held = ", ".join(f"{category} {size / GB:.1f}" for category, size in first.peak.bytes_by_category.items() if size > GB)
-print(f"Llama 3.2 1B, 4 x 4,096 tokens: {first.peak.needed_bytes / GB:.1f} GB of {one.device.memory_bytes / GB:.1f}, peak in {first.peak.phase}: {held} (predicted)")
-for name, change in {"recompute the blocks": {"recompute": "full"}, "loss in chunks": {"loss": "chunked"}, "micro-batch 2": {"micro_batch": 2},
-                     "loss in chunks, micro-batch 2": {"loss": "chunked", "micro_batch": 2},
+print(f"Llama 3.2 1B, 2 x 8,192 tokens: {first.peak.needed_bytes / GB:.1f} GB of {one.device.memory_bytes / GB:.1f}, peak in {first.peak.phase}: {held} (predicted)")
+for name, change in {"recompute the blocks": {"recompute": "full"}, "micro-batch 1": {"micro_batch": 1}, "loss in chunks": {"loss": "chunked"},
+                     "loss in chunks, micro-batch 1": {"loss": "chunked", "micro_batch": 1},
                      "loss in chunks, recompute": {"loss": "chunked", "recompute": "full"}}.items():
     found = estimate("llama-3.2-1b", one, replace(first.plan, **change), run)
     print(f"{name:<30}{found.peak.needed_bytes / GB:5.1f} GB, {found.step_seconds / first.step_seconds - 1:+.0%} time, {found.verdict} (predicted)")
 
 # %% [markdown]
-# *Next: "Why did you not simply recompute?"* I looked: in the first line, logits and loss are as large as all activations. Recomputing
-# the blocks leaves them, costs 20% time, and does not fit. Loss in chunks and micro-batches of two fit, and cost next to nothing.
+# *Next: "Why did you not simply recompute, or shrink the micro-batch?"* I looked: in the first line, logits and loss are as large as all
+# activations. Alone, neither cure is enough. Together, loss in chunks and the smaller micro-batch are, at next to no time.
 #
 # ```python
 # print(torch.cuda.memory_allocated() / 1e9)                   # after each step: what grows is kept by your code
@@ -322,8 +319,8 @@ pd.DataFrame({b: {a: faster(a, b) for a in layers} for b in layers}).style.forma
     "times faster than as found, with two layers cured; on the diagonal, with one (simulated)")
 
 # %% [markdown]
-# *Next: "Why not replace the hot GPU first?"* By the diagonal it gains 1.04 times alone, for sending sets the pace. The network gains
-# 2.09 times. After that the same new GPU counts: together they gain 2.70.
+# *Next: "Why not replace the hot GPU first?"* Alone, on the diagonal, it makes the job 1.04 times faster, for sending sets the pace. The
+# network makes it 2.09 times faster. Only then the same GPU counts: both together make 2.70.
 #
 # ```
 # NCCL_DEBUG=INFO torchrun ... 2>&1 | grep "Using network"
@@ -404,9 +401,10 @@ for name, mfu in rates.items():
     print(f"{name}: at MFU {mfu:.0%} {bill.days * share:.0f} days, ${bill.usd * share / 1e6:.2f}M (predicted)")
 
 # %% [markdown]
+# In the picture each node is one stage.
+#
 # *Next: "Your search finds TP 4 x PP 16. Why do you not promise it?"* Its lead is a prediction, and it leaves 7 GB of a card, not 19.
-# TP 8 x PP 8 has been measured, so I promise that run's year. The two predictions differ by 22 days: that is worth a day of measuring
-# both.
+# TP 8 x PP 8 has been measured, so I promise that run's year. The predictions differ by 22 days: worth a day of measuring both.
 #
 # ### Q9. A100 or A10
 #
@@ -447,11 +445,9 @@ print(f"A10s win below ${hourly.usd_per_gpu_hour * a100s / a10s:.2f} an hour, an
 # %% [markdown]
 # ## 3. The scenarios
 #
-# Each was carried to its end: here are the section, the file that it writes, and the lab's case.
+# <details><summary>Twelve jobs</summary>
 #
-# <details><summary>The table</summary>
-#
-# | scenario | end | file | case |
+# | scenario | carried to its end in | file written | lab's case |
 # |---|---|---|---|
 # | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script") | `resnet50_amp.py` | `sixteen_gb` |
 # | ResNet to four GPUs | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
@@ -491,11 +487,11 @@ print(f"TP 8 x PP 8 x DP 1, states on the fullest GPU: {held[0]:.1f} GB with ZeR
 
 # %%
 noted = noted_micro_batches().T
-noted.columns = [f"{micro}: s" for micro in noted.columns]
-noted["8 loses, %"] = 100 * (noted["8: s"] / noted.min(axis=1) - 1)
-noted["8 fills, GB"] = noted_micro_batches("memory_gb").loc[8]
-noted["bubble at 8, % (formula)"] = [100 * bubble_share(stages, 8, gpus // 8 // stages) for gpus, stages in noted_layouts()]
-noted.style.format(precision=1).set_caption("seconds of one iteration, the second of each run, by micro-batch (published)")
+noted.columns = [f"{micro} (s)" for micro in noted.columns]
+noted["lost at 8 (%)"] = 100 * (noted["8 (s)"] / noted.min(axis=1) - 1)
+noted["filled at 8 (GB)"] = noted_micro_batches("memory_gb").loc[8]
+noted["bubble at 8 (%, formula)"] = [100 * bubble_share(stages, 8, gpus // 8 // stages) for gpus, stages in noted_layouts()]
+noted.style.format(precision=1).set_caption("one iteration, the second of each run, at micro-batch 1, 2, 4 and 8 (published)")
 
 # %% [markdown]
 # **Verdict.** True up to 2 or 4, false at 8 for all five. The bubble, a pipeline's idle time, is nearly alike in all; those that lose 10%
@@ -569,8 +565,7 @@ for name, plan in {"ZeRO-3, micro-batch 1": replace(claim, micro_batch=1), "ZeRO
 # ## Recap
 #
 # - Ask of every number what it counts.
-# - Look before you cure: the moment of the peak, the first NaN, the rank that waits least.
-# - Say a number with its evidence, and what would change your mind.
+# - Look before you cure: for the moment of the peak, the first NaN, the rank that waits least.
 # - Sit the [lab](../../labs/advanced/99_capstone.ipynb), then open its [solution](../../solutions/advanced/99_capstone.ipynb).
 
 # %% [markdown]
@@ -581,10 +576,11 @@ for name, plan in {"ZeRO-3, micro-batch 1": replace(claim, micro_batch=1), "ZeRO
 # ```python
 # trained = sum(p.numel() for p in model.parameters() if p.requires_grad)   # before the model is sharded
 # frozen = [p for p in model.parameters() if not p.requires_grad]           # LoRA's base: no gradients, no moments
-# held = 16 * trained + sum(p.numel() * p.element_size() for p in frozen)   # Adam. 18: bf16 weights, fp32 gradients. 8: all in bf16
-# states_gb = held / cards_that_share / 1e9                # DDP: 1. ZeRO-3 and FSDP: all cards. TP x PP: tp * pp
-# flops = 6 * trained + 4 * sum(p.numel() for p in frozen) # a token's, without attention; a 4-bit base counts bytes, so take 8
-# mfu = flops * tokens_per_second_per_card / peak_flops    # the data sheet's dense peak
+# held = 16 * trained + sum(p.numel() * p.element_size() for p in frozen)   # 16 is Adam on fp32 weights; on bf16 weights with fp32
+#                                                          # gradients put 18, all in bf16 8
+# states_gb = held / cards_that_share / 1e9                # DDP: 1. ZeRO-3, FSDP: all cards. TP x PP: tp * pp. ZeRO-1, 2 share only a part
+# flops = 6 * trained + 4 * sum(p.numel() for p in frozen) # a token, without attention. 4-bit: numel() counts bytes, so put 8 for 4
+# mfu = flops * tokens_per_second_per_card / peak_flops    # the data sheet's dense peak; of a mixture, count the active experts alone
 # ```
 #
 # With `Trainer`:
