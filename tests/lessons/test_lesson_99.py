@@ -30,17 +30,21 @@ ROWS_OF_FOLKLORE, QUESTIONS, SCENARIOS, SAYINGS = 26, 9, 12, 7
 
 @functools.cache
 def sections(path: Path) -> dict[str, list[str]]:
-    """By anchor, the code cells with an output below a heading, up to the next heading."""
+    """By anchor, the code cells with an output below a heading, those of its parts among them."""
     found: dict[str, list[str]] = {}
-    anchor = ""
+    above: dict[int, str] = {}
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "markdown":
             text = re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL)
-            for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+            for marks, title in re.findall(r"^(#+) (.+)$", text, re.MULTILINE):
                 anchor = title.strip().replace("`", "").replace(" ", "-")
+                above = {level: name for level, name in above.items() if level < len(marks)}
+                above[len(marks)] = anchor
                 found.setdefault(anchor, [])
-        elif anchor and cell.outputs and "check(" not in cell.source:  # a question proves nothing
-            found[anchor].append(cell.source)
+        elif cell.outputs and "check(" not in cell.source:  # a question proves nothing
+            for level, anchor in above.items():
+                if level > 1:  # the page's own title is no place
+                    found[anchor].append(cell.source)
     return found
 
 
