@@ -221,7 +221,7 @@ show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - s
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="A100-40GB", nodes=1, gpus_per_node=8)
 whole, sharded = Batch(sequences=64, sequence_length=1024), Plan(dp=8, zero_stage=3, framework="fsdp")
 bf16_reduce = replace(amp, name="fsdp, reduces in bf16", reduce_bytes=2)
-schemes = {"DDP, autocast": replace(sharded, zero_stage=0, framework=replace(amp, name="ddp", bucket_bytes=4))}
+schemes = {"DDP, autocast, reduces fp32": replace(sharded, zero_stage=0, framework=replace(amp, name="ddp", bucket_bytes=4))}
 schemes |= {f"DeepSpeed ZeRO-{stage}, reduces bf16": Plan(dp=8, zero_stage=stage, framework="deepspeed") for stage in (1, 2, 3)}
 schemes |= {"FSDP2, reduces bf16": replace(sharded, framework=bf16_reduce), "FSDP2, reduces fp32": sharded}
 
@@ -232,7 +232,7 @@ def sends(scheme, micro_batch):
 
 rows = {name: {"peak, GB, micro-batch 8": estimate(small, eight, replace(scheme, micro_batch=8), whole).peak.allocated_bytes / GB,
                "sends, GB, micro-batch 8": sends(scheme, 8), "sends, GB, micro-batch 1": sends(scheme, 1)} for name, scheme in schemes.items()}
-rows["DDP, autocast"]["peak, GB, micro-batch 8"] += sum(autocast_adds(small, 8 * 1024)) / GB  # autocast keeps more than FSDP2's policy
+rows["DDP, autocast, reduces fp32"]["peak, GB, micro-batch 8"] += sum(autocast_adds(small, 8 * 1024)) / GB  # autocast keeps more than FSDP2's policy
 fp32_gradients = 4 * small.parameter_count / GB  # a ring's rank sends 7/8 of them in a reduction; the loop below saves seven of eight
 once = rows["FSDP2, reduces fp32"] | {"sends, GB, micro-batch 1": sends(sharded, 1) - 7 * 7 / 8 * fp32_gradients}
 rows["FSDP2, reduces fp32 once a step"] = once
@@ -282,7 +282,7 @@ for name, change in {"recompute the blocks": {"recompute": "full"}, "micro-batch
 
 # %% [markdown]
 # *Next: "Why did you not simply recompute, or shrink the micro-batch?"* I looked: in the first line, logits and loss are as large as all
-# activations. Alone, neither cure is enough. Together, loss in chunks and the smaller micro-batch are, at next to no time.
+# activations. Alone, neither cure is enough. Loss in chunks with the smaller micro-batch fits, and costs next to no time.
 #
 # ```python
 # print(torch.cuda.memory_allocated() / 1e9)                   # after each step: what grows is kept by your code
@@ -360,7 +360,8 @@ for name, plan in ((f"TP {best.plan.tp} x PP {best.plan.pp}, optimizer to host",
 pd.DataFrame(days).T.style.format(precision=0, thousands=",").set_caption("175B on 32 A100: days for 300B tokens, by a node's network (predicted; TCP is given 42% of its rate)")
 
 # %% [markdown]
-# *Next: "Why not ZeRO-3?"* Compare the rows. Over 8 x 200 Gb/s it is at most 17% slower than the pipeline, over 10 Gb/s ten times or more.
+# *Next: "Why not ZeRO-3?"* Compare the rows. Over 8 x 200 Gb/s it takes at most 17% longer than the pipeline. Over 10 Gb/s it takes at
+# least ten times as long.
 #
 # ### Q8. 175B on 64 GPUs
 #
@@ -440,7 +441,7 @@ a10s, a100s, hourly = dollars["128 A10, ZeRO-3, 100 Gb/s"], dollars["64 A100, TP
 print(f"A10s win below ${hourly.usd_per_gpu_hour * a100s / a10s:.2f} an hour, and cost ${hourly.usd_per_gpu_hour} ({hourly.provider}, {hourly.as_of})")
 
 # %% [markdown]
-# *Next: "When would you take the A10s?"* Below the last line's price, with 100 Gb/s a node in writing and 38% measured.
+# *Next: "When would you take the A10s?"* At less than the last line's price, with 100 Gb/s a node in writing and 38% measured.
 
 # %% [markdown]
 # ## 3. The scenarios
