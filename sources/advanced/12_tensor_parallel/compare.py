@@ -54,11 +54,11 @@ def apart(found: Tensor | None, wanted: Tensor) -> float:
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
-def feedforward_apart(layer: Layer) -> tuple[float, str, int]:
+def feedforward_apart(layer: Layer) -> tuple[float, int]:
     """`layer(part of A, part of C, x)`: how far its gradients are from those of one process, and what it puts in.
 
     Returns:
-        The largest distance of the three gradients; the collectives, in words; their payload bytes.
+        The largest distance of the three gradients; the payload bytes of the collectives.
     """
     torch.manual_seed(0)
     shapes = (4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN), (SEQUENCE, BATCH, HIDDEN)
@@ -70,7 +70,7 @@ def feedforward_apart(layer: Layer) -> tuple[float, str, int]:
     assert A.grad is not None and C.grad is not None and x.grad is not None
     wanted = mine(A.grad, 0), mine(C.grad, 1), x.grad
     gaps = [apart(part.grad, right) for part, right in zip(parts, wanted, strict=True)]
-    return max(gaps), str(sent), sent.payload_bytes
+    return max(gaps), sent.payload_bytes
 
 
 class CopiedHeads(NamedTuple):
@@ -160,20 +160,20 @@ def kept_terms(
     length: int, batch: int, hidden: int, heads: int, *, inside: int, between: int
 ) -> dict[str, float]:
     """Bytes of the formula's terms (Korthikanti et al. 2022, equations 1, 2 and 4), and of the two things it leaves
-    out: what norms keep beside their input, and the mask of causal attention, which no rank divides.
+    out: what norms keep beside their input, here between the pairs, and the mask of causal attention, which no rank
+    divides.
 
     Args:
         length: positions of the whole sequence.
         batch: sequences.
         hidden: channels.
         heads: of attention.
-        inside, between: ranks that share what lies inside of attention and feed-forward, and between.
+        inside, between: ranks that share what lies inside of a pair of matrices, and between two pairs.
     """
     sbh = length * batch * hidden
     return {
-        "between the matrices": 10 * sbh / between,
-        "inside": 24 * sbh / inside,
-        "norms' statistics": 8 * length * batch / between,
+        "between pairs of matrices": (10 * sbh + 8 * length * batch) / between,
+        "inside pairs": 24 * sbh / inside,
         "scores": 5 * heads * length**2 * batch / inside,
         "scores' causal mask": length**2,
     }
@@ -199,7 +199,7 @@ def kept_bytes(length: int, batch: int, hidden: int, heads: int, sequence: bool)
         batch: sequences.
         hidden: channels.
         heads: of attention.
-        sequence: whether the ranks share the sequence between the matrices, too.
+        sequence: whether the ranks share the sequence between pairs of matrices, too.
     """
     part: Any = nn.Module()
     part.blocks = nn.ModuleList([GPTBlock(hidden, heads)])
