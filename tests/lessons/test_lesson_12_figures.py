@@ -12,7 +12,6 @@ from utils.lessons.lesson_12.tensor_flow import (
     Held,
     draw_feedforward,
     draw_kept,
-    draw_key_heads,
     draw_tensor_flow,
 )
 
@@ -39,20 +38,6 @@ def test_a_feedforward_sums_once_or_gathers_and_scatters():
     told = [text.partition("\n")[0].partition(",")[0] for text in texts if "(back:" in text]
     assert told == ["f: nothing", "g: all-reduce", "all-gather", "reduce-scatter"]
     assert [text for text in texts if text in {"A", "C"}] == ["A", "C"] * 2
-
-
-def test_two_ranks_hold_a_copied_head():
-    (axes,) = draw_tensor_flow({"one way": [Held("W", "copied weights", 2)]}, ranks=4).axes
-    boxes = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() == 0.5]
-    lefts = [box.get_x() for box in boxes]
-    assert lefts[0] == lefts[1] < lefts[2] == lefts[3]
-    assert boxes[0].get_x() + boxes[0].get_width() == pytest.approx(boxes[2].get_x())
-    texts = [text.get_text() for text in draw_key_heads().axes[0].texts]
-    assert {
-        "copies of\nkey-value\nheads",
-        "f: nothing\n(back: all-reduce)",
-        "g: all-reduce\n(back: nothing)",
-    } <= set(texts)
 
 
 def test_the_legend_tells_what_a_collective_and_a_passing_tensor_look_like():

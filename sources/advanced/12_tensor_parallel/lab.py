@@ -49,7 +49,7 @@ from utils.lessons.lesson_12.workers import observed
 # **Spec.** `kept_bytes(s, b, h, heads, kv_heads, f, ranks, split)` returns the bytes on one of `ranks` ranks. `split` is
 # `"no"` (the sequence is not split between pairs of matrices), `"parts"` (it is, and inputs of column-parallel matrices
 # are kept as parts and gathered again) or `"gathered"` (it is, and these inputs are kept gathered, as DTensor does). There
-# may be more ranks than key-value heads; then ranks hold copies, as in lesson section 2.
+# may be more ranks than key-value heads; then each rank still keeps one whole head, a copy (lesson, section 2).
 
 # %%
 def kept_bytes(s: int, b: int, h: int, heads: int, kv_heads: int, f: int, ranks: int, split: str) -> float:

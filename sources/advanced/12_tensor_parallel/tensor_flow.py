@@ -26,10 +26,7 @@ _HELD = {
     "partial": ("a term of a sum", "#c9c9c9", "xx"),
     "columns": ("its part of a matrix", "#832db6", ""),
     "rows": ("its part of a matrix", "#832db6", ""),
-    "copied weights": ("a head that two ranks hold", "#bf8fe0", "++"),
-    "copied": ("a head that two ranks hold", "#bf8fe0", "++"),
 }
-COPIES = 2  # ranks that hold a copied head
 _READ = "Tensors: the sequence goes down, channels across. Matrices: rows go down, columns across."
 MOST_RANKS = 64
 _SENDS = {True: ("a collective", "#4d4d4d"), False: ("none in forward", "none")}
@@ -41,8 +38,8 @@ class Held(NamedTuple):
 
     Attributes:
         name: of the tensor or matrix.
-        how: "whole", "passing" (whole for a moment), "sequence", "channels", "partial" or "copied" (a
-            head of two ranks); of a matrix "columns", "rows" or "copied weights".
+        how: "whole", "passing" (whole for a moment), "sequence", "channels" or "partial"; of a matrix
+            "columns" or "rows".
         widths: how many times the hidden size it is wide.
     """
 
@@ -132,22 +129,6 @@ def draw_feedforward() -> Figure:
     )
 
 
-def draw_key_heads() -> Figure:
-    """Attention of four query heads and two key-value heads on four ranks, which hold copies of these."""
-    copies = [
-        *(Held("norm: x", "whole"), Exchange("f: nothing\n(back: all-reduce)", sends=False)),
-        *(Held("W of queries", "columns", 2), Held("queries", "channels", 2)),
-        *(Held("W of keys,\nvalues", "copied weights", 2), Held("keys,\nvalues", "copied", 2)),
-        *(Held("attention's\nresult", "channels", 2), Held("W of\noutput", "rows")),
-        *(Held("term", "partial"), Exchange("g: all-reduce\n(back: nothing)")),
-        Held("dropout,\nresidual: z", "whole"),
-    ]
-    return draw_tensor_flow(
-        {"copies of\nkey-value\nheads": copies},
-        title="Attention of four query heads and two key-value heads on four ranks, forward",
-    )
-
-
 def _width(step: Held | Exchange) -> float:
     return _BAR if isinstance(step, Exchange) else _BOX * step.widths
 
@@ -185,9 +166,6 @@ def _draw_box(axes: Axes, left: float, top: float, held: Held, rank: int, ranks:
     spot = (left, top, width, height)
     if held.how in ("sequence", "rows"):
         spot = (left, top + height * rank / ranks, width, height / ranks)
-    elif held.how.startswith("copied"):
-        first = rank // COPIES * COPIES
-        spot = (left + width * first / ranks, top, width * COPIES / ranks, height)
     elif held.how in ("channels", "columns"):
         spot = (left + width * rank / ranks, top, width / ranks, height)
     line = "--" if held.how == "passing" else "-"
@@ -249,7 +227,6 @@ __all__ = [
     "Held",
     "draw_feedforward",
     "draw_kept",
-    "draw_key_heads",
     "draw_tensor_flow",
 ]
 
