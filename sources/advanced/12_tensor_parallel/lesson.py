@@ -422,7 +422,7 @@ assert abs(more["activations"] - predicted) < 1, "DTensor keeps something else t
 ledger[["parameters", "gradients", "activations"]].round(1)
 
 # %% [markdown]
-# **Read it.** DTensor keeps five gathered inputs, two a layer and the head's. Each is whole on every rank.
+# **Read it.** DTensor keeps five gathered inputs, two a layer and the head's. Each is whole on every rank, however many there are.
 #
 # ## 5. Why it stays inside a node
 #
