@@ -58,16 +58,6 @@ def test_a_collective_hides_no_longer_than_the_product_beside_it() -> None:
     assert seconds(slow) > 1.1 * planned(16, 1)
 
 
-def test_an_eager_plan_waits_for_eight() -> None:
-    """The same GEMMs; the gathered inputs are kept, so that two gathers fewer are sent."""
-    eager = layer_stages(BIG, machine(8), 8, 2048, eager=True)
-    beside = layer_stages(BIG, machine(8), 8, 2048)
-    assert sum(s.sent_seconds > 0 for s in eager) == 8
-    assert not any(s.sent_seconds > 0 < s.product_seconds for s in eager)
-    products = [sum(s.product_seconds for s in way) for way in (eager, beside)]
-    assert products[0] == pytest.approx(products[1])
-
-
 def test_a_published_layer_that_no_constant_was_set_on() -> None:
     predicted, published = layer_of_22b(machine(8))
     assert predicted == pytest.approx(published, rel=0.1)
@@ -82,32 +72,20 @@ def test_a_row_ends_where_its_seconds_do() -> None:
 
 
 def test_rates_stand_beside_one_another() -> None:
-    """An A100's NVLink: 300 GB/s at peak, 20 of 25 alone, and 0.705 of that beside training."""
-    rates = rates_in_training()
-    assert rates.loc["NVLink, GB/s a direction", "A100 80GB"] == "300, 240, 169"
-    assert rates.loc["eight NICs, GB/s a direction", "H100"] == "400, 384, 271"
-    ratios = rates["H100 / A100, in training"].astype(float)
-    assert ratios.iloc[0] == max(ratios), "GEMMs gain most, so that collectives weigh more"
+    """An A100's NVLink: 20 of 25 GB/s a link alone, and 0.705 of that in training; and eight ports."""
+    nvlink, ports = rates_in_training()
+    assert (round(nvlink), round(ports)) == (169, 135)
 
 
 def test_blooms_repeats() -> None:
     """Runs before and after the nodes were improved are two setups."""
-    title, *lines = bloom_prequel_repeats().splitlines()
-    assert "published" in title and len(lines) == 6
-    assert sum("TP 8, stages 6, micro-batch 4" in line for line in lines) == 3
-    apart = [float(line.rpartition(", ")[2].partition("%")[0]) for line in lines]
-    assert apart == [0.1, 1.1, 0.1, 2.8, 0.1, 9.4]
+    assert bloom_prequel_repeats() == (
+        "runs of one setup (published): on 48 nodes, 5 setups, at most 2.8% apart; "
+        "on 1 node, 1 setup, 9.4% apart"
+    )
 
 
 def test_blooms_pairs() -> None:
-    """At a fixed batch half the degree doubles the bubble; without it, all six pairs gain."""
-    pairs = bloom_prequel_pairs()
-    pairs = pairs[pairs["TP"] == "8 -> 4"]
-    logged, bare = (
-        pairs[f"gain {way}"].str.rstrip("%").astype(float)
-        for way in ("as logged", "without bubble")
-    )
-    assert len(logged) == 6 and sum(logged > 0) == 5
-    assert (bare > logged).all() and bare.min() > 4
-    first = pairs.iloc[0]
-    assert (first["micro-batches a pipeline"], first["bubble"]) == ("128 -> 64", "8.6% -> 17.2%")
+    """Four of six pairs gain more with TP 4 than runs of one setup are apart, and two lie within that."""
+    gains = bloom_prequel_pairs()["gain"].str.rstrip("%").astype(float)
+    assert (len(gains), sum(gains > 2.8), sum(gains < -2.8)) == (6, 4, 0)

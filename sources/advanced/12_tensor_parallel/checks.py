@@ -76,7 +76,7 @@ def _case(*given: Any) -> Case:
         ),
         (
             _kept(s, b, h, a, k, f, t, "no"),
-            "With the sequence split, what lies between the matrices is divided, too.",
+            "With the sequence split, what lies between pairs of matrices is divided, too.",
         ),
         (_kept(s, b, h, a, a, f, t, split), "Keys and values have K heads here, not A."),
         (right / 2, "That counts numbers. Most take two bytes."),

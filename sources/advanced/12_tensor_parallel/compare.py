@@ -19,7 +19,6 @@ from .tensor_split import split_layers
 from .workers import ring_bytes
 
 __all__ = [
-    "CopiedHeads",
     "Kept",
     "apart",
     "attention_apart",
@@ -54,11 +53,11 @@ def apart(found: Tensor | None, wanted: Tensor) -> float:
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
-def feedforward_apart(layer: Layer) -> tuple[float, str, int]:
+def feedforward_apart(layer: Layer) -> tuple[float, int]:
     """`layer(part of A, part of C, x)`: how far its gradients are from those of one process, and what it puts in.
 
     Returns:
-        The largest distance of the three gradients; the collectives, in words; their payload bytes.
+        The largest distance of the three gradients; the payload bytes of the collectives.
     """
     torch.manual_seed(0)
     shapes = (4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN), (SEQUENCE, BATCH, HIDDEN)
@@ -70,50 +69,28 @@ def feedforward_apart(layer: Layer) -> tuple[float, str, int]:
     assert A.grad is not None and C.grad is not None and x.grad is not None
     wanted = mine(A.grad, 0), mine(C.grad, 1), x.grad
     gaps = [apart(part.grad, right) for part, right in zip(parts, wanted, strict=True)]
-    return max(gaps), str(sent), sent.payload_bytes
+    return max(gaps), sent.payload_bytes
 
 
-class CopiedHeads(NamedTuple):
-    """A rank of attention whose key-value heads stand on several ranks.
-
-    Attributes:
-        query, key: its heads, counted from 0.
-        output: how far its output is from that of one process.
-        alone, added_up: how far its keys' gradient is, before and after the copies are summed.
-    """
-
-    query: int
-    key: int
-    output: float
-    alone: float
-    added_up: float
-
-
-def attention_apart(attention: Layer, f: Layer, g: Layer) -> CopiedHeads:
-    """`attention(layer, x, own, f, g)` of four query and two key-value heads, a query head a rank."""
+def attention_apart(attention: Layer, f: Layer, g: Layer) -> tuple[float, float]:
+    """`attention(layer, x, own, f, g)`, a head a rank: how far its output and its gradients are from one process's."""
     torch.manual_seed(0)
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    shape = TransformerConfig(hidden=HEAD_DIM * ranks, heads=ranks, kv_heads=ranks // 2, layers=1)
+    shape = TransformerConfig(hidden=HEAD_DIM * ranks, heads=ranks, layers=1)
     layer: Any = Transformer(shape).double().blocks[0].attention
-    x = torch.randn(BATCH, SEQUENCE, shape.hidden, dtype=torch.float64)
-    everything = dict.fromkeys(HEAD_LAYERS, slice(None))
-    wanted = attention(layer, x, everything, nn.Identity(), nn.Identity())
-    wanted.square().sum().backward()
+    x = torch.randn(BATCH, SEQUENCE, shape.hidden, dtype=torch.float64, requires_grad=True)
     own = {name: own_head_rows(layer, name, rank, ranks) for name in HEAD_LAYERS}
-    right = layer.key.weight.grad[own["key"]]
-    layer.zero_grad()
-    found = attention(layer, x, own, f, g)
-    found.square().sum().backward()
-    total = layer.key.weight.grad.clone()
-    alone = total[own["key"]].clone()
-    dist.all_reduce(total)  # zero where a rank has no copy
-    return CopiedHeads(
-        query=own["query"].start // HEAD_DIM,
-        key=own["key"].start // HEAD_DIM,
-        output=apart(found, wanted),
-        alone=apart(alone, right),
-        added_up=apart(total[own["key"]], right),
-    )
+
+    def run(rows: Mapping[str, slice], f: Layer, g: Layer) -> tuple[Tensor, list[Tensor]]:
+        output = attention(layer, x, rows, f, g)
+        weights = [getattr(layer, name).weight for name in HEAD_LAYERS]
+        grads = torch.autograd.grad(output.square().sum(), [x, *weights])
+        mine = [grad[own[name]] for name, grad in zip(HEAD_LAYERS, grads[1:], strict=True)]
+        return output, [grads[0], *mine]
+
+    wanted, right = run(dict.fromkeys(HEAD_LAYERS, slice(None)), nn.Identity(), nn.Identity())
+    output, found = run(own, f, g)
+    return apart(output, wanted), max(map(apart, found, right))
 
 
 def columns_apart(columns: Layer) -> float:
@@ -160,20 +137,20 @@ def kept_terms(
     length: int, batch: int, hidden: int, heads: int, *, inside: int, between: int
 ) -> dict[str, float]:
     """Bytes of the formula's terms (Korthikanti et al. 2022, equations 1, 2 and 4), and of the two things it leaves
-    out: what norms keep beside their input, and the mask of causal attention, which no rank divides.
+    out: what norms keep beside their input, here between the pairs, and the mask of causal attention, which no rank
+    divides.
 
     Args:
         length: positions of the whole sequence.
         batch: sequences.
         hidden: channels.
         heads: of attention.
-        inside, between: ranks that share what lies inside of attention and feed-forward, and between.
+        inside, between: ranks that share what lies inside of a pair of matrices, and between two pairs.
     """
     sbh = length * batch * hidden
     return {
-        "between the matrices": 10 * sbh / between,
-        "inside": 24 * sbh / inside,
-        "norms' statistics": 8 * length * batch / between,
+        "between pairs of matrices": (10 * sbh + 8 * length * batch) / between,
+        "inside pairs": 24 * sbh / inside,
         "scores": 5 * heads * length**2 * batch / inside,
         "scores' causal mask": length**2,
     }
@@ -199,7 +176,7 @@ def kept_bytes(length: int, batch: int, hidden: int, heads: int, sequence: bool)
         batch: sequences.
         hidden: channels.
         heads: of attention.
-        sequence: whether the ranks share the sequence between the matrices, too.
+        sequence: whether the ranks share the sequence between pairs of matrices, too.
     """
     part: Any = nn.Module()
     part.blocks = nn.ModuleList([GPTBlock(hidden, heads)])

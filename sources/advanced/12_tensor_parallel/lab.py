@@ -47,9 +47,9 @@ from utils.lessons.lesson_12.workers import observed
 # | gate, up, and their product (SiLU is fused: its result is computed again in backward) | $6\,s b f$ |
 #
 # **Spec.** `kept_bytes(s, b, h, heads, kv_heads, f, ranks, split)` returns the bytes on one of `ranks` ranks. `split` is
-# `"no"` (the sequence is not split between the matrices), `"parts"` (it is, and inputs of column-parallel matrices are
-# kept as parts and gathered again) or `"gathered"` (it is, and these inputs are kept gathered, as DTensor does). There
-# may be more ranks than key-value heads; then ranks hold copies, as in lesson section 2.
+# `"no"` (the sequence is not split between pairs of matrices), `"parts"` (it is, and inputs of column-parallel matrices
+# are kept as parts and gathered again) or `"gathered"` (it is, and these inputs are kept gathered, as DTensor does). There
+# may be more ranks than key-value heads; then each rank still keeps one whole head, a copy (lesson, section 2).
 
 # %%
 def kept_bytes(s: int, b: int, h: int, heads: int, kv_heads: int, f: int, ranks: int, split: str) -> float:
@@ -67,8 +67,8 @@ def kept_bytes(s: int, b: int, h: int, heads: int, kv_heads: int, f: int, ranks:
 check("12.kept_bytes", kept_bytes)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Three kinds of rows: between the matrices, inside of them, and inputs of column
-# matrices, which are the edge between the two.</details>
+# <details><summary>Hint 1</summary>Three kinds of rows: between pairs of matrices, inside pairs, and inputs of
+# column matrices, which are the edge between the two.</details>
 # <details><summary>Hint 2</summary>A rank has a whole key-value head, or several. With 8 heads on 16 ranks it has
 # one, not half of one.</details>
 

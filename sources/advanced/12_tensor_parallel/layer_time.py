@@ -3,8 +3,7 @@
 Megatron-LM's order with the sequence split has ten collectives. In forward and at the row-parallel
 matrices' backward nothing runs beside a collective. Backward of a column-parallel matrix gathers its
 input beside the GEMM of the input's gradient, and scatters that gradient beside the GEMM of the
-weight's (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). DTensor's eager plan keeps the
-gathered input: it has eight collectives, and nothing runs beside them.
+weight's (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -12,22 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evidence.validation.tables import table
-from utils.catalog import Link, ModelShape, device, link, model_shape
+from utils.catalog import ModelShape, device, link, model_shape
 from utils.checked import check_public
 from utils.planner import Batch, Cluster, Plan
 from utils.planner.step_time.block_time import block_time
 from utils.planner.step_time.collectives import Group, all_gather_seconds, bandwidth_in_training
-from utils.planner.step_time.kernels import (
-    ceiling_flops_per_second,
-    matmul_seconds,
-    sustained_share,
-)
+from utils.planner.step_time.kernels import matmul_seconds
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 
@@ -60,9 +54,7 @@ class Stage(NamedTuple):
     backward: bool = False
 
 
-def layer_stages(
-    model: ModelShape, cluster: Cluster, tp: int, tokens: int, *, eager: bool = False
-) -> list[Stage]:
+def layer_stages(model: ModelShape, cluster: Cluster, tp: int, tokens: int) -> list[Stage]:
     """A GPT layer, forward and backward, of one micro-batch on one of `tp` ranks.
 
     Args:
@@ -70,7 +62,6 @@ def layer_stages(
         cluster: where the ranks stand.
         tp: ranks that share each matrix and the sequence.
         tokens: of the micro-batch, one sequence.
-        eager: DTensor's plan: gathered inputs are kept, and every collective is waited for.
     """
     h, gpu = model.hidden, cluster.device
     plan = Plan(tp=tp, dp=cluster.gpus // tp, sequence_parallel=True)
@@ -93,12 +84,7 @@ def layer_stages(
     stages = [gather, Stage(forward, name="A"), scatter, gather, Stage(ffn, name="F"), scatter]
     for name, first in (("F", down_back), ("A", back)):
         stages.append(gather._replace(backward=True))
-        if eager:
-            both = sum(stage.product_seconds for stage in beside[name])
-            stages.append(Stage(first + both, name=name, backward=True))
-            stages.append(scatter._replace(backward=True))
-        else:
-            stages += [Stage(first, name=name, backward=True), *beside[name]]
+        stages += [Stage(first, name=name, backward=True), *beside[name]]
     return stages
 
 
@@ -118,34 +104,12 @@ def layer_of_22b(cluster: Cluster) -> tuple[float, float]:
     return predicted, rows["sequence parallelism"]
 
 
-def rates_in_training() -> pd.DataFrame:
-    """Rates of GEMMs and links for A100 and H100: peak, reached alone, and kept up in a training step."""
-    found = {name: _rates(name) for name in NICS}
-    first, second = found.values()
-    told = {
-        name: {what: ", ".join(f"{rate:.0f}" for rate in rates) for what, rates in each.items()}
-        for name, each in found.items()
-    }
-    ratio = {what: f"{second[what][-1] / rates[-1]:.1f}" for what, rates in first.items()}
-    return pd.DataFrame(told | {"H100 / A100, in training": ratio})
-
-
-def _rates(name: str) -> dict[str, tuple[float, float, float]]:
-    gpu = device(name)
-    ceiling = ceiling_flops_per_second(gpu)
-    gemms = gpu.peak_flops_per_second("bf16"), ceiling, ceiling * sustained_share(gpu)
-    peak, alone, kept = (rate / 1e12 for rate in gemms)
-    return {
-        "GEMMs, TFLOP/s": (peak, alone, kept),
-        "NVLink, GB/s a direction": _link_rates(gpu.peer_link),
-        "eight NICs, GB/s a direction": _link_rates(link(NICS[name]), PORTS),
-    }
-
-
-def _link_rates(one: Link, count: int = 1) -> tuple[float, float, float]:
-    line, alone = one.link_bytes_per_second, one.sustained_bytes_per_second
-    peak, reached, kept = (count * rate / 1e9 for rate in (line, alone, bandwidth_in_training(one)))
-    return peak, reached, kept
+def rates_in_training() -> tuple[float, float]:
+    """GB/s a direction in a training step: an A100's NVLink, and all ports of its node together."""
+    gpu = "A100 80GB"
+    links = device(gpu).peer_link, link(NICS[gpu])
+    nvlink, port = (bandwidth_in_training(one) / 1e9 for one in links)
+    return nvlink, PORTS * port
 
 
 def draw_layer_times(

@@ -48,7 +48,7 @@ known.mistakes(
     all_divided=(kept(divided=True), "every rank hold whole"),
     heads_in_parts=(kept(copies=False), "does not fall apart"),
     inputs_divided=(kept(inputs="both"), "kept gathered are whole"),
-    stream_whole=(kept(stream="whole", inputs="none"), "between the matrices is divided"),
+    stream_whole=(kept(stream="whole", inputs="none"), "between pairs of matrices is divided"),
     all_heads=(kept(all_heads=True), "K heads here"),
     numbers=(lambda *given: kept()(*given) / 2, "counts numbers"),
     not_finite=(lambda *given: math.nan, "no finite number"),

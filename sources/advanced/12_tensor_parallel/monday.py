@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import io
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +24,8 @@ from utils.ranks import run_ranks
 RANKS, WORDS, BLOCKS = 2, 64, 2
 NEAR = 1e-9  # fp64
 LEARNING_RATE = 1e-3
+BACKWARD = "        loss.backward()\n"
+FAULT = "        model.norm.weight.grad.to_local().mul_(1 - 2 * mesh['tp'].get_local_rank())\n"  # ranks disagree
 QK_NORM = '# **dict.fromkeys(["attention.query_norm"'
 
 
@@ -29,8 +34,18 @@ def block_1(text: str) -> None:
     for ranks in (RANKS, 2 * RANKS):  # tensor parallelism alone; and FSDP over two of its groups
         with tempfile.TemporaryDirectory() as folder:
             reports = run_ranks(_by_plan, ranks, text, folder, RANKS, timeout_seconds=300)
+            saved = {path.name for path in Path(folder).iterdir()}
+        assert saved == {"0", "last"}, f"saved are {saved}"
         for report in reports:
             _assert_right(report, ranks)
+            assert report.drift == ["drifted apart: {}"] * 2, (
+                f"right gradients drift: {report.drift}"
+            )
+    assert BACKWARD in text, "the loop has another backward"
+    with tempfile.TemporaryDirectory() as folder:
+        planted = text.replace(BACKWARD, BACKWARD + FAULT)
+        for report in run_ranks(_by_plan, RANKS, planted, folder, RANKS, timeout_seconds=300):
+            assert all("'norm.weight'" in line for line in report.drift), report.drift
     assert QK_NORM in text, "the plan says no more what norms of queries and keys need"
     with tempfile.TemporaryDirectory() as folder:
         uncommented = text.replace(QK_NORM, QK_NORM.removeprefix("# "))
@@ -85,7 +100,9 @@ def _by_plan(text: str, folder: str, tp: int) -> Any:
     inputs, targets = torch.randint(WORDS, (2, sequences, 16)).unbind()
     loss, norm = _step_alone(alone, inputs, targets)
     sizes = {"n_kv_heads": 4, "n_channels": 96, "n_vocabulary": WORDS, "n_tokens": 16}
-    made = run_block(
+    printed = io.StringIO()
+    run = functools.partial(
+        run_block,
         text,
         device=torch.device("cpu"),
         world_size=dist.get_world_size(),
@@ -101,6 +118,8 @@ def _by_plan(text: str, folder: str, tp: int) -> Any:
         folder=folder,
         **sizes,
     )
+    with contextlib.redirect_stdout(printed):
+        made = run()
     model, total = made["model"], made["loss"].full_tensor()
     dist.all_reduce(total)
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
@@ -110,6 +129,7 @@ def _by_plan(text: str, folder: str, tp: int) -> Any:
         weight_gap=max(((a.full_tensor() - b).norm() / b.norm()).item() for a, b in pairs),
         held=sum(p.to_local().numel() for p in model.parameters() if p.dim() > 1),
         whole=sum(p.numel() for p in model.parameters() if p.dim() > 1),
+        drift=[line for line in printed.getvalue().splitlines() if line.startswith("drifted")],
         calls={str(operation): n for operation, n in made["sent"].get_comm_counts().items()},
     )
 

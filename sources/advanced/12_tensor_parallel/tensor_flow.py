@@ -17,7 +17,7 @@ from utils.views.style import byte_unit, course_style, empty_figure, print_evide
 _HELD = {
     "whole": ("the whole tensor, on every rank", "#3f90da", ""),
     "passing": (
-        "the same, gathered: by hand not kept for backward, kept by DTensor",
+        "the same, gathered for one product",
         "#d3e6f8",
         "",
     ),
@@ -26,10 +26,7 @@ _HELD = {
     "partial": ("a term of a sum", "#c9c9c9", "xx"),
     "columns": ("its part of a matrix", "#832db6", ""),
     "rows": ("its part of a matrix", "#832db6", ""),
-    "copied weights": ("a head that two ranks hold", "#bf8fe0", "++"),
-    "copied": ("a head that two ranks hold", "#bf8fe0", "++"),
 }
-COPIES = 2  # ranks that hold a copied head
 _READ = "Tensors: the sequence goes down, channels across. Matrices: rows go down, columns across."
 MOST_RANKS = 64
 _SENDS = {True: ("a collective", "#4d4d4d"), False: ("none in forward", "none")}
@@ -41,8 +38,8 @@ class Held(NamedTuple):
 
     Attributes:
         name: of the tensor or matrix.
-        how: "whole", "passing" (whole for a moment), "sequence", "channels", "partial" or "copied" (a
-            head of two ranks); of a matrix "columns", "rows" or "copied weights".
+        how: "whole", "passing" (whole for a moment), "sequence", "channels" or "partial"; of a matrix
+            "columns" or "rows".
         widths: how many times the hidden size it is wide.
     """
 
@@ -120,7 +117,7 @@ def draw_feedforward() -> Figure:
     ]
     sequence = [
         Held(before, "sequence"),
-        Exchange("all-gather, 0.75 sbh\n(back: by hand again, and\nreduce-scatter, 0.75 sbh)"),
+        Exchange("all-gather, 0.75 sbh\n(back: once more, and a\nreduce-scatter, 0.75 sbh)"),
         *(Held("x", "passing"), *split, term),
         Exchange("reduce-scatter, 0.75 sbh\n(back: all-gather, 0.75 sbh)"),
         Held(after, "sequence"),
@@ -129,22 +126,6 @@ def draw_feedforward() -> Figure:
         {"tensor\nparallel": tensor, "and sequence\nparallel": sequence},
         title="What each of four ranks holds in a feed-forward layer z = gelu(x A) C, forward,\n"
         "and how many numbers it sends around a ring (s positions, b sequences, h channels)",
-    )
-
-
-def draw_key_heads() -> Figure:
-    """Attention of four query heads and two key-value heads on four ranks, which hold copies of these."""
-    copies = [
-        *(Held("norm: x", "whole"), Exchange("f: nothing\n(back: all-reduce)", sends=False)),
-        *(Held("W of queries", "columns", 2), Held("queries", "channels", 2)),
-        *(Held("W of keys,\nvalues", "copied weights", 2), Held("keys,\nvalues", "copied", 2)),
-        *(Held("attention's\nresult", "channels", 2), Held("W of\noutput", "rows")),
-        *(Held("term", "partial"), Exchange("g: all-reduce\n(back: nothing)")),
-        Held("dropout,\nresidual: z", "whole"),
-    ]
-    return draw_tensor_flow(
-        {"copies of\nkey-value\nheads": copies},
-        title="Attention of four query heads and two key-value heads on four ranks, forward",
     )
 
 
@@ -185,9 +166,6 @@ def _draw_box(axes: Axes, left: float, top: float, held: Held, rank: int, ranks:
     spot = (left, top, width, height)
     if held.how in ("sequence", "rows"):
         spot = (left, top + height * rank / ranks, width, height / ranks)
-    elif held.how.startswith("copied"):
-        first = rank // COPIES * COPIES
-        spot = (left + width * first / ranks, top, width * COPIES / ranks, height)
     elif held.how in ("channels", "columns"):
         spot = (left + width * rank / ranks, top, width / ranks, height)
     line = "--" if held.how == "passing" else "-"
@@ -198,7 +176,6 @@ def _draw_box(axes: Axes, left: float, top: float, held: Held, rank: int, ranks:
 def draw_kept(
     measured: Mapping[str, float],
     parts: Mapping[str, Mapping[str, float]],
-    without: Mapping[str, float] | None = None,
     *,
     title: str = "",
     device: str = "",
@@ -207,32 +184,25 @@ def draw_kept(
 
     Args:
         measured: by scheme.
-        parts: by scheme, the terms and their bytes; the same terms for all. Those that begin with
-            "scores" are drawn as outlines.
-        without: by scheme, what is measured beside the scores; None: not told.
+        parts: by scheme, the terms and their bytes; the same terms for all, three at most.
 
     Raises:
         ValueError: the schemes of the two differ.
     """
     if not measured or [*measured] != [*parts]:
         raise ValueError(f"Both need the same schemes; got {[*measured]} and {[*parts]}.")
-    if without is not None and [*measured] != [*without]:
-        raise ValueError(f"`without` needs the schemes {[*measured]}; got {[*without]}.")
     unit, name = byte_unit(min(measured.values()))
+    first = next(iter(measured.values()))
     with course_style():
         figure, axes = empty_figure(height=2.1 + 0.75 * len(measured))
         for row, (scheme, terms) in enumerate(parts.items()):
             _stack(axes, row - 0.18, {f"{k}, predicted": v / unit for k, v in terms.items()}, row)
-            bare, total = (without or measured)[scheme], measured[scheme]
-            bars = {"measured": bare / unit}
-            if without is not None:
-                bars["scores, measured"] = (total - bare) / unit
-            _stack(axes, row + 0.2, bars, row)
-            text = _shares(scheme, measured, without, unit, name)
-            axes.text(total / unit, row, text, va="center", fontsize=10)
+            _stack(axes, row + 0.2, {"measured": measured[scheme] / unit}, row)
+            told = f" {measured[scheme] / unit:.0f} {name}, {measured[scheme] / first:.0%}"
+            axes.text(measured[scheme] / unit, row, told, va="center", fontsize=10)
         axes.set_yticks(range(len(measured)), list(measured))
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.45 * max(measured.values()) / unit)
+        axes.set_xlim(0, 1.25 * max(measured.values()) / unit)
         axes.set_xlabel(f"kept for backward on one rank ({name})")
         axes.grid(False, axis="y")
         axes.set_title(title)
@@ -241,43 +211,14 @@ def draw_kept(
     return figure
 
 
-def _shares(
-    scheme: str,
-    measured: Mapping[str, float],
-    without: Mapping[str, float] | None,
-    unit: float,
-    name: str,
-) -> str:
-    """What is measured of a scheme, and its share of the first."""
-
-    def told(sizes: Mapping[str, float]) -> str:
-        share = sizes[scheme] / next(iter(sizes.values()))
-        return f" {sizes[scheme] / unit:.0f} {name}, {share:.0%}"
-
-    if without is None:
-        return told(measured)
-    return f"{told(without)} without scores\n{told(measured)} with them"
-
-
-_NAMED = {"scores, predicted": "scores and their mask, predicted above, measured below"}
-_UNNAMED = ("scores, measured", "scores' causal mask, predicted")
-
-
 def _stack(axes: Axes, middle: float, sizes: Mapping[str, float], row: int) -> None:
-    """One bar of several terms, of which scores are outlines; the first row names them."""
+    """One bar of several terms; the first row names them."""
     looks = iter([("#3f90da", "\\\\"), ("#ffa90e", "//"), ("#832db6", "")])
     left = 0.0
     for term, size in sizes.items():
-        look: dict[str, Any] = {"edgecolor": "#4d4d4d", "linewidth": 0.6}
-        if "scores" in term:
-            look |= {"facecolor": "none", "linestyle": "--", "linewidth": 1.0}
-        elif term == "measured":
-            look["facecolor"] = "#4d4d4d"
-        else:
-            look["facecolor"], look["hatch"] = next(looks)
-        # One entry for all outlines: those of the measured bar look the same.
-        label = "" if row or term in _UNNAMED else _NAMED.get(term, term)
-        axes.barh(middle, size, left=left, height=0.32, label=label, **look)
+        color, hatch = ("#4d4d4d", "") if term == "measured" else next(looks)
+        look: dict[str, Any] = {"facecolor": color, "hatch": hatch, "edgecolor": "#4d4d4d"}
+        axes.barh(middle, size, left=left, height=0.32, lw=0.6, label="" if row else term, **look)
         left += size
 
 
@@ -286,7 +227,6 @@ __all__ = [
     "Held",
     "draw_feedforward",
     "draw_kept",
-    "draw_key_heads",
     "draw_tensor_flow",
 ]
 
