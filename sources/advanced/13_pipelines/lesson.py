@@ -215,8 +215,8 @@ for name, rows in programs.items():
     print(f"{name:<17} in flight (by its list) and bytes at the peak (measured), by rank:  ", ",  ".join(row))
 
 # %% [markdown]
-# **Read it.** The measured bytes are exactly as predicted. Larger $m$ raises GPipe's peak and leaves 1F1B's as it is.
-# Interleaving holds most on rank 0. With ZB-H1 every rank holds as much as 1F1B's first.
+# **Read it.** The measured bytes are exactly as predicted. More micro-batches *of the same size* raise GPipe's peak and leave
+# 1F1B's as it is. Interleaving holds most on rank 0. With ZB-H1 every rank holds as many as 1F1B's first.
 #
 # **Question.** 1F1B, 8 stages, 4 micro-batches. How many does the third stage hold at its peak?
 
@@ -258,7 +258,7 @@ def simulated_stage(schedule, ranks, rank):
 
 # %%
 stages = [simulated_stage(*which) for which in (("1F1B", 4, 0), ("1F1B", 4, 3), ("1F1B", 2, 0))]
-show(draw_breakdown(stages, title="7B all in bf16, AdamW, 8 micro-batches x 2,048 tokens, flash attention, no recomputation"),
+show(draw_breakdown(stages, title="7B in bf16, AdamW, 8 micro-batches x 2,048 tokens,\nflash attention, no recomputation"),
      alt="Stacked memory of three ranks: with two stages in place of four, all but the activations nearly doubles.")
 one = stages[0].timeline.series()["activations"].max()  # 4 micro-batches of 8 layers each
 inputs_only = llama.layers * 2 * 2048 * llama.hidden  # each layer keeps its input, 2 bytes an element
@@ -304,12 +304,12 @@ show(draw_orders({"ZB-H1, drawn": Panel(programs["ZB-H1"], drawn(programs["ZB-H1
      alt="ZB-H1 as drawn, and as four sleeping processes ran it: nearly the same, a little longer.")
 
 # %% [markdown]
-# **Read it.** Each step takes a few percent longer than predicted: starting a pass and sending a message take time, too.
+# **Read it.** The measured steps are a little longer than predicted. Starting passes and sending messages is a part of that.
 #
 # ### Messages cost 1F1B time in each micro-batch
 #
-# Now each message is under way for half a forward, while its sender goes on. That is far too long for a real one, but it lets
-# you see the waits.
+# Now each message is under way for half a forward, while its sender goes on. Real ones are far shorter, but these let you see
+# the waits.
 
 # %%
 from threading import Timer
@@ -372,23 +372,24 @@ table = []
 for name, (order, v) in {"GPipe": ("gpipe", 1), "1F1B": ("1f1b", 1), "interleaved, v = 2": ("1f1b", 2),
                          "interleaved, v = 4": ("1f1b", 4), "ZB-H1": ("zb-h1", 1)}.items():
     rows = schedule_actions(order, RANKS, 64, v)
-    runs = {f"{part:.0%}": run_schedule(rows, 1 / v, 2 / v, part) for part in (0, 0.01, 0.25, 0.5, 1)}
-    table.append({"a message, of a forward": name, **{part: f"{run.bubble_ratio:.1%}" for part, run in runs.items()}})
+    runs = {f"{part:.0%} of a forward": run_schedule(rows, 1 / v, 2 / v, part) for part in (0, 0.01, 0.25, 0.5, 1)}
+    table.append({"": name, **{part: f"{run.bubble_ratio:.1%}" for part, run in runs.items()}})
 display(pd.DataFrame(table).style.hide().set_caption(
     "idle / work on 4 ranks with 64 micro-batches, by the length of a message (predicted)"))
 
 # %% [markdown]
-# **Read it.** At 1%, which is realistic here, no schedule loses more than about half a point. Now follow each row to where it jumps:
-# with $v = 2$ after 50%, with $v = 4$ after 25%.
+# **Read it.** At 1%, which is realistic here, no schedule loses more than about half a point. Now follow each row to where it
+# jumps: with $v = 2$ after 50%, with $v = 4$ after 25%.
 #
-# **The condition.** A message is hidden *while it is no longer than the chunk that it travels behind*: the receiver computes
-# another chunk meanwhile, whose forward is $1/v$ of a rank's. A hidden message costs time only while the pipeline fills and
-# empties. A longer one is waited for in each micro-batch. ZB-H1 hides up to half a forward, 1F1B nothing.
+# **The condition.** A message is hidden *while it is no longer than the chunk that it travels behind*. The receiver computes
+# that chunk meanwhile, and its forward is $1/v$ of a rank's. A hidden message costs time only while the pipeline fills and
+# empties. A longer one is waited for in each micro-batch. ZB-H1 hides messages of up to half a forward. 1F1B hides none, so
+# its row rises from the start.
 #
 # ### More chunks pay while messages are hidden
 #
-# How many chunks should this 175B use? The blue line hides messages where $v > 1$, as Megatron-LM does. On the others each
-# is waited for, at half, once and twice its cost.
+# How many chunks should this 175B use? On the blue line the framework computes while it sends, where $v > 1$, as Megatron-LM
+# does by default. On the others the next stage waits for each message, at half, once and twice its cost.
 
 # %%
 CHUNKS = (1, 2, 3, 4, 6, 12)
@@ -401,11 +402,11 @@ show(draw_chunks(steps, CHUNKS, {64: (3, 13.75)}, title="175B on 64 A100-80GB, 8
      alt="Step time over chunks: falling while messages are hidden; with waits it turns up, sooner for the large batch.")
 
 # %%
-for m, lines in steps.items():
-    for name, seconds in lines.items():
-        best = min(range(len(CHUNKS)), key=seconds.__getitem__)
-        print(f"{m:>3} sequences, {name}: v = {CHUNKS[best]} is fastest, by {1 - seconds[best] / seconds[0]:.1%} (predicted)")
-print(f"here all 7 hops leave a node; with TP 4 and 16 stages, {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 hops leave a node")
+for name in arms:
+    best = {m: min(range(len(CHUNKS)), key=steps[m][name].__getitem__) for m in steps}
+    gains = [f"{m} sequences v = {CHUNKS[k]}, by {1 - steps[m][name][k] / steps[m][name][0]:.1%}" for m, k in best.items()]
+    print(f"{name}: fastest at", ", at ".join(gains), "(predicted)")
+print(f"here all 7 hops leave a node; with TP 4 x 16 stages {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 hops leave a node")
 
 # %% [markdown]
 # **Read it.** With 64 sequences the bubble is large, and the right $v$ saves several percent. With 512 there is little to
@@ -495,8 +496,8 @@ class PoliteMail(Mail):
 print("last actions:", [log[-1] for log in run_ranks(fly, RANKS, programs["1F1B"], PoliteMail)])
 
 # %% [markdown]
-# **Read it.** Rank 2 sends the activations of `2F1` while rank 3 sends the gradient of `3B0`, and each waits for the other to
-# fetch. **With NCCL this can happen** where a message is larger than its buffers: the send then holds its stream
+# **Read it.** Rank 2 sends the activations of `2F1` while rank 3 sends the gradient of `3B0`, and each waits for the other
+# to fetch. **With NCCL this can happen** where a message is larger than its buffers: the send then holds its stream
 # until it is received ([NCCL 1025](https://github.com/NVIDIA/nccl/issues/1025)). The
 # [cure](https://github.com/NVIDIA/nccl/issues/479) is to post a send *together with* the next receive:
 
@@ -549,8 +550,9 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 #    micro-batch).
 # 2. Take 1F1B, if you can bear $(p-1)/m$.
 # 3. Else interleave, with $m$ a multiple of $p$ and messages shorter than $1/v$ of a forward. Rank 0 then holds more.
-# 4. If you still idle too long, take a zero bubble schedule (`ZBVZeroBubble`). It costs memory on the later ranks: all hold
-#    what 1F1B's first does, and `I`'s gradients until `W`. PyTorch refuses it with `torch.compile`.
+# 4. If your ranks still idle too long, take a zero bubble schedule, such as PyTorch's `ZBVZeroBubble`. It costs memory on the
+#    later ranks: all hold what 1F1B's first does, and `I`'s gradients until `W`. PyTorch refuses stages wrapped by
+#    `torch.compile` there.
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb).
@@ -561,7 +563,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # %% [markdown]
 # ## On Monday
 #
-# Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. PyTorch is 2.11 or newer.
+# Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. The script needs PyTorch
+# 2.11 or newer.
 #
 # ```python
 # # train.py. Try it on one node: torchrun --nproc-per-node 4 train.py
@@ -630,5 +633,5 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # ```
 #
 # **Look at** the losses: those of one process that does *not* clip. Always write `gradient_clipping`: without it, releases
-# with [8068](https://github.com/deepspeedai/DeepSpeed/pull/8068) clip to 1.0, older ones not at all. In fp32, as here, DeepSpeed
-# 0.19.8 clips by the first stage's norm alone.
+# since [8068](https://github.com/deepspeedai/DeepSpeed/pull/8068) clip to 1.0. In fp32, as here, DeepSpeed 0.19.8 clips by the
+# first stage's norm alone.
