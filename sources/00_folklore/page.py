@@ -25,7 +25,7 @@
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9, a step's peak more than three times that | [06](intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated "draw_budget_map") |
 # | bitsandbytes is quantization-aware training | the base is frozen | [99](advanced/99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
 # | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
-# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#2.-The-conversion,-by-hand "by_library"), [13](advanced/13_pipelines.ipynb#5.-PyTorch's-own "train_pytorch") |
+# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#2.-The-conversion,-by-hand "by_library"), [13](advanced/13_pipelines.ipynb#5.-Seven-schedules-of-PyTorch-compute-the-same "train_pytorch") |
 #
 # ## Sharding
 #
@@ -47,8 +47,8 @@
 # | 600 GB of states over 64 leave 9.4 GB a GPU, plus parameters | 18 x 175B is 3.15 TB, parameters included: 49 GB | [15 §2](advanced/15_design_studio.ipynb#2.-On-paper "rule * P") |
 # | TP = 8 always | BLOOM, 178B, one day: TP 4 151.2 TFLOP/s, TP 8 141.8 | [12 §5](advanced/12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "bloom_prequel") |
 # | a larger micro-batch is faster | BLOOM: 2 took 207.9 s, 8 took 229.7 | [99](advanced/99_capstone.ipynb#Micro-batch-and-speed "noted") |
-# | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](advanced/13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15 §3](advanced/15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "by_rules.stages") |
-# | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node | [13](advanced/13_pipelines.ipynb#The-price-of-a-message "hops leave a node") |
+# | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](advanced/13_pipelines.ipynb#3.-A-rank-holds-what-is-in-flight "in_flight"), [15 §3](advanced/15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "by_rules.stages") |
+# | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node | [13](advanced/13_pipelines.ipynb#More-chunks-pay-while-messages-are-hidden "hops leave a node") |
 # | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15](advanced/15_design_studio.ipynb#How-far-to-trust-it "one_t") |
 # | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15](advanced/15_design_studio.ipynb#The-shape-of-the-model "bloom_prequel") |
 # | flash attention runs at the matmul rate | a fraction of it, older kernels a smaller | [99](advanced/99_capstone.ipynb#Flash-attention's-rate "flash_flops_per_second") |

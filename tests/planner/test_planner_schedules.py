@@ -87,6 +87,32 @@ def test_only_1f1b_waits_for_messages_in_each_micro_batch(stages):
     assert others == pytest.approx([0, 0, 0], abs=1e-9)
 
 
+def waited(schedule, stages, chunks, message):
+    """Messages that a step of 8 p micro-batches waits for, each so long; a rank's forward is 1."""
+    rows = schedule_actions(schedule, stages, 8 * stages, chunks)
+    free, slow = (run_schedule(rows, 1 / chunks, 2 / chunks, t) for t in (0.0, message))
+    return (slow.total - free.total) / message
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("part", [0.02, 0.5, 1.0])  # of the longest message that is hidden
+def test_hidden_messages_cost_time_once_in_a_step(stages, part):
+    assert waited("gpipe", stages, 1, part) == pytest.approx(2 * (stages - 1))
+    of_1f1b = 8 * 2 * (stages - 1) + 2 * (stages - 2)
+    assert waited("1f1b", stages, 1, part) == pytest.approx(of_1f1b)
+    for chunks in (2, 3, 4):
+        hidden = waited("1f1b", stages, chunks, part / chunks)
+        assert hidden == pytest.approx(2 * (chunks * stages - 1))
+    assert waited("zb-h1", stages, 1, part / 2) == pytest.approx(4 * (stages - 1))
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_a_message_longer_than_what_hides_it_costs_more(stages):
+    for chunks in (2, 3, 4):
+        assert waited("1f1b", stages, chunks, 1.05 / chunks) > 2 * (chunks * stages - 1) + 0.1
+    assert waited("zb-h1", stages, 1, 1.05 / 2) > 4 * (stages - 1) + 0.1
+
+
 def test_korthikanti_first_stage_holds_l_times_one_plus_p_minus_1_over_pm():
     p, v, layers = 8, 3, 96
     chunks = in_flight_closed("1f1b", 0, p, 64, v)

@@ -9,7 +9,11 @@ dependencies. The closed forms that the search uses stand beside them; tests hol
     ZB-H1        in flight: min(m, p), until the weights' pass bubble / work: (p - 1) / (3 * m)
 
 All for equal stages and free messages; ZB-H1's bubble also for passes F, I and W of equal length and
-m of at least p. Where a message takes time, 1F1B waits 2 (p - 1) / p of it in each micro-batch.
+m of at least p.
+
+Where a message takes time, a step of GPipe waits for 2 (p - 1) of them. 1F1B, where p divides m, waits for
+2 (p - 1) / p in each micro-batch and for 2 (p - 2) more. Interleaving waits for 2 (v p - 1) while a message is
+no longer than a chunk's forward, and ZB-H1, with F, I and W equally long, for 4 (p - 1) up to half of one.
 
 Sources: Huang et al. 2018 (GPipe), arXiv:1811.06965; Narayanan et al. 2021, arXiv:2104.04473,
 section 2.2; the order of interleaved chunks is Megatron-LM's, schedules.py; Qi et al. 2023 (ZB-H1),

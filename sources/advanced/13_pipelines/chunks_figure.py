@@ -41,7 +41,7 @@ def draw_chunks(
             if sequences in published:
                 v, seconds = published[sequences]
                 axes.plot(chunks.index(v), seconds, "*", markersize=15, color="black", zorder=4,
-                          label="published run")  # fmt: skip
+                          label="published run, which set the constants")  # fmt: skip
             axes.set_xticks(places, [str(v) for v in chunks])
             axes.set_xlabel("chunks on each rank, v")
             axes.set_title(f"{sequences} sequences", fontsize=11)

@@ -14,8 +14,8 @@
 # **The question.** Every schedule of a pipeline runs the same forward and backward passes. What does their *order*
 # decide?
 #
-# **Promise.** An interpreter of 25 lines runs *any* order on four real ranks. You predict idle time, memory and
-# messages, see them measured, and find a deadlock before it runs.
+# **Promise.** You run *any* order on four real ranks, with an interpreter of 25 lines. You predict idle time, memory and
+# messages, and find a deadlock before it runs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -47,7 +47,7 @@ from utils import Batch, Cluster, Evidence, Plan, check, draw_breakdown, estimat
 from utils import model_shape, run_ranks, show, traffic
 from utils.parallel import DeadlockError, check_program, chunks_of, read_program, stage_owners
 from utils.planner import framework
-from utils.planner.schedules import bubble_closed, count_messages, in_flight, run_schedule, schedule_actions
+from utils.planner.schedules import count_messages, in_flight, run_schedule, schedule_actions
 from utils.planner.step_time.collectives import hops_across_nodes, send_seconds
 from utils.views import Panel
 from utils.lessons.lesson_13.chunks_figure import draw_chunks
@@ -63,13 +63,12 @@ from utils.lessons.lesson_13.timed import launch_and_message, rounds_of, sleep_t
 # ## 1. A schedule is a program
 #
 # **Pipeline parallelism** cuts a model into **stages** of layers, and each of $p$ ranks holds one or more. The batch is cut
-# into $m$ **micro-batches**, which follow each other, so that all ranks can work at once. The time in which ranks still
-# wait is the **bubble** ([glossary](../00_glossary.ipynb)).
+# into $m$ **micro-batches**, so that ranks can work on different ones at once. The time in which ranks wait is the
+# **bubble** ([glossary](../00_glossary.ipynb)).
 #
-# `2F0` is an **action**: stage 2 runs the forward pass of micro-batch 0. `2B0` is its backward pass, drawn twice as long.
-# **Zero bubble** schedules cut a backward in two. `I` computes the gradient of the stage's input, for which the stage
-# before it waits. `W` computes the gradient of the weights, for which no rank waits. A schedule
-# is a list of actions for each rank:
+# A schedule is a list of **actions** for each rank. `2F0` is the forward pass of micro-batch 0 on stage 2, and `2B0` its
+# backward pass. **Zero bubble** schedules cut a backward in two. `I` computes the gradient of the stage's input, for which
+# the stage before it waits. `W` computes the gradient of the weights, for which no rank waits, so it may come later.
 
 # %% tags=["nbval-check-output"]
 RANKS, MICRO_BATCHES, STEPS = 4, 8, 5
@@ -79,11 +78,11 @@ for rank, row in enumerate(programs["1F1B"]):
     print(f"1F1B, rank {rank}:", *row)
 
 # %%
-def drawn(rows, forward=1.0, transfer=0.0, launch=0.0):
+def drawn(rows, forward=1.0, transfer=0.0):
     """An action starts when its rank is free and its input is there: that is all a drawing needs."""
     check_program(rows, MICRO_BATCHES)  # every action once, and no deadlock
     share = RANKS / len(stage_owners(rows))  # with two stages on a rank, each has half of the layers
-    return run_schedule(rows, forward * share, 2 * forward * share, transfer, launch=launch)
+    return run_schedule(rows, forward * share, 2 * forward * share, transfer)
 
 
 show(draw_orders({name: Panel(rows, drawn(rows)) for name, rows in programs.items()},
@@ -94,10 +93,13 @@ idle = [drawn(programs[name]).total - drawn(programs[name]).busy for name in ("G
 print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.0f}% less than GPipe (predicted)")
 
 # %% [markdown]
-# **Read it.** GPipe and 1F1B end at the same moment: with free messages 1F1B saves **memory, not bubble**. In both, the last
-# rank waits for $p - 1$ forwards before its first action and $p - 1$ backwards after its last. It works for $m$ of each, so
-# idle time over work is $(p-1)/m$. What 1F1B lowers is the number of micro-batches **in flight**, whose activations wait for
-# their backward.
+# **Read it.** GPipe and 1F1B end at the same moment: while messages are free, 1F1B saves **memory, not idle time**. In both,
+# the last rank waits for $p - 1$ forwards at the start and $p - 1$ backwards at the end. It works for $m$ of each, so idle
+# time over work is $(p-1)/m$. What 1F1B lowers is the number of micro-batches **in flight**, whose activations wait for their
+# backward.
+#
+# With **interleaving**, a rank holds $v$ **chunks** of layers, and waits for passes that are $v$ times shorter. **ZB-H1** is
+# 1F1B with split backwards: a `W` that was put off fills a wait at the end.
 #
 # The **placement** says which rank holds which stage.
 
@@ -108,19 +110,15 @@ show(draw_placements(placements, MICRO_BATCHES),
      alt="Stages on four ranks: in a row with 3 borders, as a ring with 7, as a V with 6 borders between ranks.")
 
 # %% [markdown]
-# **Read it.** In any order, each micro-batch crosses each border between two ranks twice: the placement decides the number of
-# messages.
+# **Read it.** Each micro-batch crosses each red arrow twice, as activations and as their gradient. So the placement decides
+# the number of messages.
 #
-# With **interleaving**, rank $i$ holds $v$ **chunks**, the stages $i$, $i + p$, ..., each with $1/v$ of its layers. Its waits
-# are passes of one chunk, so the bubble divides by $v$. **ZB-H1** keeps the placement of 1F1B. Rank $i$ puts off each `W` by
-# $i$ micro-batches; the last ones fill the waits at the end.
-#
-# | with free messages | idle / work | in flight on rank $i$ | messages in a step |
-# |---|---|---|---|
-# | GPipe | $(p-1)/m$ | $m$ | $2(p-1)m$ |
-# | 1F1B | $(p-1)/m$ | $\min(m, p-i)$ | $2(p-1)m$ |
-# | interleaved, $v > 1$ chunks, $p$ divides $m$ | $(p-1)/(vm)$ | $((v-1)p + 2(p-1-i) + 1)/v$, at most $m$ | $2(vp-1)m$ |
-# | ZB-H1, F, I and W equally long, $m \ge p$ | $(p-1)/(3m)$ | $\min(m, p)$, if all stay until `W` | $2(p-1)m$ |
+# | with free messages | idle / work | most in flight on rank 0 |
+# |---|---|---|
+# | GPipe | $(p-1)/m$ | $m$ |
+# | 1F1B | $(p-1)/m$ | $\min(m, p)$ |
+# | interleaved, $p$ divides $m$ | $(p-1)/(vm)$ | $\min(m, p + (p-1)/v)$ |
+# | ZB-H1, $m \ge p$, F, I and W equally long | $(p-1)/(3m)$ | $p$ |
 #
 # **Question.** Eight stages, 1F1B, free messages. How many micro-batches keep idle over work at 10%?
 
@@ -129,11 +127,10 @@ micro_batches_for_10_percent = ...
 check("13.micro_batches", micro_batches_for_10_percent)
 
 # %% [markdown]
-# ## 2. Run it by hand
+# ## 2. Every order computes the same gradients
 #
-# The model has eight equal residual blocks, and `layers_of(stage, stages)` gives a stage its share. The interpreter knows
-# no schedule: it runs its rank's list. `mail.put` sends a tensor and goes on at once (`isend`).
-# `mail.take` waits for the message that it names by a *tag*.
+# The interpreter knows no schedule: it runs its rank's list. `mail.put` sends and goes on at once, `mail.take` waits for the
+# message that it names by a *tag*.
 
 # %%
 def run_by_hand(actions, stages, mail, inputs, targets, log):
@@ -155,7 +152,7 @@ def run_by_hand(actions, stages, mail, inputs, targets, log):
             torch.autograd.backward(y, g, retain_graph=kind == "I", inputs=None if kind == "B" else [x])
             kept[s, k] = x, y, g
             mail.put(x.grad, s, s - 1, k)
-        if kind == "W":
+        if kind == "W":  # walks the graph from its end again; PyTorch's goes on from what its I has kept
             torch.autograd.backward(kept[s, k][1], kept[s, k][2], inputs=list(stages[s].parameters()))
         if kind in "BW":
             del kept[s, k]  # the graph goes, and the activations with it
@@ -164,12 +161,8 @@ def run_by_hand(actions, stages, mail, inputs, targets, log):
 
 
 # %% [markdown]
-# This `W` costs too much: it walks the stage's graph from the output again. PyTorch's goes on from gradients that `I` kept
-# between the layers.
-#
-# Each program trains five steps in fp64 on four ranks, beside one process that accumulates the same micro-batches.
-# `saved_for_backward` counts the bytes that autograd keeps. In the fifth program, a **planted fault**, one `W` of
-# ZB-H1 is missing.
+# Each program trains five steps of eight equal layers in fp64 on four ranks, beside one process that accumulates the same
+# micro-batches. The fifth program has a **planted fault**: one `W` of ZB-H1 is missing.
 
 # %%
 def train_by_hand(rows, steps=STEPS, micro_batches=MICRO_BATCHES):
@@ -180,7 +173,7 @@ def train_by_hand(rows, steps=STEPS, micro_batches=MICRO_BATCHES):
     for step in range(steps):
         inputs, targets = (part[:micro_batches] for part in batch(step))
         optimizer.zero_grad()
-        with saved_for_backward(parameters) as saved, traffic() as sent:
+        with saved_for_backward(parameters) as saved, traffic() as sent:  # counts what autograd keeps
             losses.append(sum(run_by_hand(rows[rank], stages, Mail(owners, inputs[0]), inputs, targets, [])))
         optimizer.step()
     last = {s: torch.cat([p.grad.flatten() for p in stage.parameters()]) for s, stage in stages.items()}
@@ -201,12 +194,12 @@ for name, results in by_hand.items():
         assert sum(r["messages"] for r in results) == count_messages(programs[name]), "messages as the program says"
 
 # %% [markdown]
-# **Read it.** All four orders compute the same, up to the rounding of fp64; the missing `W` does not.
+# **Read it.** All four orders compute what one process does, up to the rounding of fp64. The missing `W` shows.
 #
-# ## 3. What a stage holds
+# ## 3. A rank holds what is in flight
 #
-# **Predict.** What a stage keeps for one micro-batch, times those *in flight*, should be the peak, to the byte: 4 : 3 : 2 : 1
-# for 1F1B, eight everywhere for GPipe, and on the last rank what its loss keeps.
+# **Predict.** A rank's peak should be its micro-batches in flight, times what one of them keeps. Under 1F1B rank $i$ has
+# $\min(m, p - i)$ in flight, here 4, 3, 2 and 1. Under GPipe each rank has eight. On the last rank the loss keeps some more.
 
 # %%
 alone = run_ranks(train_by_hand, RANKS, schedule_actions("gpipe", RANKS, 1), 1, 1)
@@ -219,25 +212,22 @@ for name, rows in programs.items():
         losses = in_flight([action for action in rows[rank] if action.stage == RANKS * chunks - 1])
         assert result["kept"] == count * one + losses * loss, f"{name}, rank {rank}: not {count} micro-batches"
         row.append(f"{count:g} x: {format_bytes(result['kept'])}")
-    print(f"{name:<17} in flight and bytes at the peak, by rank (measured):  ", ",  ".join(row))
+    print(f"{name:<17} in flight (by its list) and bytes at the peak (measured), by rank:  ", ",  ".join(row))
 
 # %% [markdown]
-# **Read it.** The counts come from the lists; the measured bytes agree exactly. Under GPipe, more micro-batches *of the same
-# size* mean more memory. Under 1F1B it stays at $p - i$ micro-batches, so you may raise $m$ to shrink the bubble, but for
-# what section 4 finds.
+# **Read it.** The measured bytes are exactly as predicted. More micro-batches *of the same size* raise GPipe's peak and leave
+# 1F1B's as it is. Interleaving holds most on rank 0. With ZB-H1 every rank holds as many as 1F1B's first.
 #
-# **Question.** 1F1B, 8 stages, 4 micro-batches. How many does the third stage hold at its peak? (PyTorch's own
-# refuses $m < p$.)
+# **Question.** 1F1B, 8 stages, 4 micro-batches. How many does the third stage hold at its peak?
 
 # %%
 held_by_stage_2 = ...
 check("13.held", held_by_stage_2)
 
 # %% [markdown]
-# ### At real size
+# ### More stages do not lower the first rank's activations
 #
-# Seven billion parameters in Llama-2's shape, with AdamW; all in bf16, Adam's states too. PyTorch's own schedules run one
-# stage on a simulated A100, with flash attention and no recomputation. The bars show what a rank holds at its peak.
+# The bars show what one rank of a 7B pipeline holds at its peak, on a simulated A100.
 
 # %% jupyter={"source_hidden": true}
 from utils import Transformer, TransformerConfig, simulate
@@ -267,33 +257,24 @@ def simulated_stage(schedule, ranks, rank):
 
 
 # %%
-stages = [simulated_stage(*which) for which in (("GPipe", 4, 0), ("1F1B", 4, 0), ("1F1B", 4, 3), ("1F1B", 2, 0))]
-show(draw_breakdown(stages, title="7B all in bf16, AdamW, 8 micro-batches x 2,048 tokens"),
-     alt="Stacked memory of four ranks: with two stages in place of four, all but the activations nearly doubles.")
-tops = [stage.timeline.series()["activations"].max() for stage in stages]
-for stage, top in zip(stages, tops, strict=True):
-    print(f"{stage.name:<19} activations at their own top {format_bytes(top):>9} (simulated)")
+stages = [simulated_stage(*which) for which in (("1F1B", 4, 0), ("1F1B", 4, 3), ("1F1B", 2, 0))]
+show(draw_breakdown(stages, title="7B in bf16, AdamW, 8 micro-batches x 2,048 tokens,\nflash attention, no recomputation"),
+     alt="Stacked memory of three ranks: with two stages in place of four, all but the activations nearly doubles.")
+one = stages[0].timeline.series()["activations"].max()  # 4 micro-batches of 8 layers each
 inputs_only = llama.layers * 2 * 2048 * llama.hidden  # each layer keeps its input, 2 bytes an element
-print(f"32 layers for one micro-batch: {format_bytes(tops[1])} (simulated); with every layer recomputed: {format_bytes(inputs_only)} (predicted)")
+print(f"one micro-batch, 32 layers: {format_bytes(one)} of activations (simulated), {format_bytes(inputs_only)} of inputs (predicted)")
 
 # %% [markdown]
-# **Read it.** 1F1B halves the top of GPipe's activations, but the rank's peak falls by less. At that top, 19.83 GiB, no
-# gradient exists. The peak comes once the first backward has made the gradients and freed one of eight micro-batches: 17.4
-# GiB stay.
+# **Read it.** Compare the red parts of the first bar and the last. Four stages hold 4 micro-batches of 8 layers, and two
+# hold 2 of 16: either way one micro-batch of all 32 layers. If activations do not fit, *recompute* them and keep the layers'
+# inputs alone ([lesson 05](../intermediate/05_checkpointing.ipynb)).
 #
-# **More stages do not lower the first rank's activations.** Two stages hold 2 micro-batches of 16 layers, four hold 4 of 8:
-# either way one micro-batch of all 32 layers. If activations do not fit, *recompute* them
-# ([lesson 05](../intermediate/05_checkpointing.ipynb)): to the 512 MiB of inputs, the layer being recomputed adds a 32nd of
-# 9.91 GiB.
+# ## 4. Four ranks keep nearly the predicted times
 #
-# ## 4. The timeline, measured
-#
-# A process that *sleeps* needs no core, so two cores can stand for four devices. Here a stage sleeps 40 ms in place of each
-# `F`, `I` and `W`, so 80 ms for a `B` (half as long where a rank holds two stages). Two delays come on top: a *launch* between
-# passes of a rank that need not wait, and a *message*. GPipe's run measures both; *with delays* draws all schedules with them.
+# A process that *sleeps* needs no core, so two cores can stand for four devices. Here each pass only sleeps.
 
 # %%
-NAP = 0.04
+NAP = 0.04  # seconds of F, I and W, and half of those of B; where a rank holds two stages, each is half as long
 
 
 def naps(actions, stages, owners, inputs, post=Mail):
@@ -308,30 +289,27 @@ def measured(rows, execute=naps):
 # %%
 _ = measured(programs["1F1B"])  # the warm-up: the first run of a process loads what it needs
 ran = {name: measured(rows) for name, rows in programs.items()}
-launch, transfer = launch_and_message(ran["GPipe"])
-print(f"a launch {1e3 * launch:.1f} ms, a message {1e3 * transfer:.1f} ms (measured)")
 table = []
 for name, rows in programs.items():
-    theory, delayed, step = drawn(rows, NAP).total, drawn(rows, NAP, transfer, launch).total, ran[name].total
-    table.append({"": name, "theory": theory, "with delays": delayed, "measured": step, "measured / theory": step / theory,
-                  "measured / with delays": step / delayed, "excess explained": (delayed - theory) / (step - theory)})
-display(pd.DataFrame(table).style.format(precision=3).format("{:.0%}", subset=["excess explained"]).hide().set_caption(
-    "seconds of a step: theory and with delays are predicted; measured is the shortest of five rounds"))
+    predicted, step = drawn(rows, NAP).total, ran[name].total
+    table.append({"": name, "predicted, s": predicted, "measured, s": step, "measured / predicted": step / predicted})
+display(pd.DataFrame(table).style.format(precision=3).hide().set_caption("a step; measured is the shortest of five rounds"))
+launch, transfer = launch_and_message(ran["GPipe"])
+print(f"not in the prediction: {1e3 * launch:.1f} ms to start a pass, {1e3 * transfer:.1f} ms for a message (measured, GPipe)")
 
 # %%
-show(draw_orders({"ZB-H1, drawn with delays": Panel(programs["ZB-H1"], drawn(programs["ZB-H1"], NAP, transfer, launch)),
+show(draw_orders({"ZB-H1, drawn": Panel(programs["ZB-H1"], drawn(programs["ZB-H1"], NAP)),
                   "ZB-H1, on four ranks": Panel(programs["ZB-H1"], ran["ZB-H1"], Evidence.MEASURED)},
                  title="ZB-H1: 40 ms for each F, I and W", unit="seconds"),
-     alt="ZB-H1 as drawn with launches and messages, and as four sleeping processes ran it.")
-print(f"its busiest rank slept {ran['ZB-H1'].busy:.3f} s (measured); it was asked for {3 * MICRO_BATCHES * NAP:.3f} s")
+     alt="ZB-H1 as drawn, and as four sleeping processes ran it: nearly the same, a little longer.")
 
 # %% [markdown]
-# **Read it.** All steps take longer than theory says. The last column is the part that the delays explain; on GPipe's row it
-# is no test. Long sleeps are another part; the rest is unexplained.
+# **Read it.** The measured steps are a little longer than predicted. Starting passes and sending messages is a part of that.
 #
-# ### The price of a message
+# ### Messages cost 1F1B time in each micro-batch
 #
-# These messages were nearly free. Now each is under way for 20 ms, half a forward; its sender goes on.
+# Now each message is under way for half a forward, while its sender goes on. Real ones are far shorter, but these let you see
+# the waits.
 
 # %%
 from threading import Timer
@@ -362,72 +340,80 @@ show(draw_orders({name: Panel(programs[name], run, Evidence.MEASURED) for name, 
 for name, run in slow.items():
     print(f"{name:<5} {drawn(programs[name], NAP, NAP / 2).total:.2f} s (predicted), {run.total:.2f} s (measured)")
 
-# %%
-table = []
-for name, (order, v) in orders.items():
-    row = {"": name}
-    for m in (8, 32, 128, 512):
-        run = run_schedule(schedule_actions(order, RANKS, m, v), 1 / v, 2 / v, 0.5)
-        row[f"m = {m}"] = f"{run.bubble_ratio:.1%}"
-    table.append(row)
-display(pd.DataFrame(table).style.hide().set_caption("idle / work by micro-batches, with messages of half a forward (predicted)"))
-
 # %% [markdown]
-# **Read it.** Rank 0 of 1F1B holds $p$ micro-batches and starts another when the first is back: after $p$ forwards, $p$
-# backwards and $2(p-1)$ messages. *Each* micro-batch waits for $2(p-1)/p$ of a message, and the step for $2(p-2)$ more
-# ($p$ divides $m$); GPipe waits for $2(p-1)$ once. Interleaving waits for $2(vp-1)$ once, **while a message is no longer
-# than a chunk's forward**, ZB-H1 for $4(p-1)$, up to half an `F`: here both are at the limit. Beyond it they wait in each
-# micro-batch, too; with $v = 4$, interleaving would idle longer than 1F1B.
+# **Read it.** Now 1F1B waits between its passes and ends later than GPipe. Its rank 0 starts another micro-batch when the
+# first of $p$ is back, after $p$ forwards, $p$ backwards and $2(p-1)$ messages. So *each further micro-batch* waits for
+# $2(p-1)/p$ of a message, and raising $m$ does not help. GPipe waits for $2(p-1)$ once in a step.
 #
-# How many chunks should you use? Take 175 billion parameters on 64 A100s: tensor parallel in each node, 8 stages,
-# micro-batches of one sequence. A message, about 1% of a forward or less, makes the next stage wait, unless it travels
-# while that stage computes another chunk, as in Megatron-LM. The figure halves and doubles its cost.
+# How long is a real message? The planner predicts one for 175 billion parameters on 64 A100s: 8 stages, one in each node,
+# and micro-batches of one sequence. The table goes on to longer ones.
 
 # %% jupyter={"source_hidden": true}
 model, waits = model_shape("megatron-175b"), replace(framework("megatron"), name="sends wait", hides_sends=False)
 common = {"tp": 8, "pp": 8, "sequence_parallel": True, "recompute": "selective", "attention": "unfused", "dropout": True}
 
 
-def step_seconds(sequences, v, cluster, rules):
+def estimated(sequences, v, cluster, rules="megatron"):
     plan = Plan(**common, virtual_stages=v, framework=rules)
-    return estimate(model, cluster, plan, Batch(sequences=sequences, sequence_length=2048)).step_seconds
+    return estimate(model, cluster, plan, Batch(sequences=sequences, sequence_length=2048))
+
+
+def message_seconds(cluster):
+    return send_seconds(cluster, True, 2 * 2048 * model.hidden / 8)  # bf16, an eighth on each port
 
 
 # %%
-CHUNKS, PORTS = (1, 2, 3, 4, 6, 12), 8 * 25e9  # a node's bytes per second: eight ports of InfiniBand HDR
-arms = {"messages hidden where v > 1": (Cluster(gpu="A100-80GB", nodes=8), "megatron")}
+PORTS = 8 * 25e9  # a node's bytes per second: eight ports of InfiniBand HDR
+cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=PORTS)
+parts, message = estimated(64, 1, cluster).time, message_seconds(cluster)
+forward = (parts.total - parts.pipeline - parts.optimizer) / 64 / 3  # a micro-batch's work, of which backward is two thirds
+print(f"a message {1e3 * message:.2f} ms, a forward {1e3 * forward:.0f} ms: {message / forward:.1%} of it (predicted)")
+table = []
+for name, (order, v) in {"GPipe": ("gpipe", 1), "1F1B": ("1f1b", 1), "interleaved, v = 2": ("1f1b", 2),
+                         "interleaved, v = 4": ("1f1b", 4), "ZB-H1": ("zb-h1", 1)}.items():
+    rows = schedule_actions(order, RANKS, 64, v)
+    runs = {f"{part:.0%} of a forward": run_schedule(rows, 1 / v, 2 / v, part) for part in (0, 0.01, 0.25, 0.5, 1)}
+    table.append({"": name, **{part: f"{run.bubble_ratio:.1%}" for part, run in runs.items()}})
+display(pd.DataFrame(table).style.hide().set_caption(
+    "idle / work on 4 ranks with 64 micro-batches, by the length of a message (predicted)"))
+
+# %% [markdown]
+# **Read it.** At 1%, which is realistic here, no schedule loses more than about half a point. Now follow each row to where it
+# jumps: with $v = 2$ after 50%, with $v = 4$ after 25%.
+#
+# **The condition.** A message is hidden *while it is no longer than the chunk that it travels behind*. The receiver computes
+# that chunk meanwhile, and its forward is $1/v$ of a rank's. A hidden message costs time only while the pipeline fills and
+# empties. A longer one is waited for in each micro-batch. ZB-H1 hides messages of up to half a forward. 1F1B hides none, so
+# its row rises from the start.
+#
+# ### More chunks pay while messages are hidden
+#
+# How many chunks should this 175B use? On the blue line the framework computes while it sends, where $v > 1$, as Megatron-LM
+# does by default. On the others the next stage waits for each message, at half, once and twice its cost.
+
+# %%
+CHUNKS = (1, 2, 3, 4, 6, 12)
+arms = {"messages hidden where v > 1": (cluster, "megatron")}
 for speed in (2, 1, 0.5):
-    cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=speed * PORTS)
-    cost = send_seconds(cluster, True, 2 * 2048 * model.hidden / 8)  # bf16, an eighth on each port
-    arms[f"each message waits {1e3 * cost:.2f} ms"] = cluster, waits
-steps = {m: {name: [step_seconds(m, v, *arm) for v in CHUNKS] for name, arm in arms.items()} for m in (64, 512)}
+    network = replace(cluster, network_bytes_per_second=speed * PORTS)
+    arms[f"each message waits {1e3 * message_seconds(network):.2f} ms"] = network, waits
+steps = {m: {name: [estimated(m, v, *arm).step_seconds for v in CHUNKS] for name, arm in arms.items()} for m in (64, 512)}
 show(draw_chunks(steps, CHUNKS, {64: (3, 13.75)}, title="175B on 64 A100-80GB, 8 stages x TP 8, by the cost of a message"),
      alt="Step time over chunks: falling while messages are hidden; with waits it turns up, sooner for the large batch.")
 
 # %%
-verdict = []
-for m, lines in steps.items():
-    for name, seconds in lines.items():
-        best = min(range(len(CHUNKS)), key=seconds.__getitem__)
-        verdict.append({"sequences": m, "messages": name, "fastest v": CHUNKS[best], "bubble / work": f"{bubble_closed(8, m, CHUNKS[best]):.1%}",
-                        "step, s": seconds[best], "faster than v = 1 by": f"{1 - seconds[best] / seconds[0]:.1%}"})
-display(pd.DataFrame(verdict).style.format(precision=2).hide().set_caption("the fastest number of chunks (predicted)"))
-at_3 = [seconds[CHUNKS.index(3)] for seconds in steps[64].values()]
-print(f"64 sequences, v = 3: {min(at_3):.2f} to {max(at_3):.2f} s by the cost of a message (predicted); 13.75 s (published)")
-added = 2 * 7 / 8 * 512 * cost / steps[512][f"each message waits {1e3 * cost:.2f} ms"][0]
-print(f"512 sequences, v = 1: messages of {1e3 * cost:.2f} ms, each 2 x 7/8 times a micro-batch, are {added:.1%} of the step (predicted)")
-print(f"with TP 4 and 16 stages, {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 hops leave a node of eight (predicted)")
+for name in arms:
+    best = {m: min(range(len(CHUNKS)), key=steps[m][name].__getitem__) for m in steps}
+    gains = [f"{m} sequences v = {CHUNKS[k]}, by {1 - steps[m][name][k] / steps[m][name][0]:.1%}" for m, k in best.items()]
+    print(f"{name}: fastest at", ", at ".join(gains), "(predicted)")
+print(f"here all 7 hops leave a node; with TP 4 x 16 stages {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 hops leave a node")
 
 # %% [markdown]
-# **Read it.** Interleaving pays for a small batch, whose bubble is large. Where messages wait, the best $v$ falls as their
-# cost rises; at 512 sequences the best two lie within 0.2%. *bubble / work* leaves the waits out. The blue line's gain
-# contains those at $v = 1$. Before you raise $v$, profile whether sends are hidden. 1F1B waits little here; with TP 4, about
-# half of its hops leave a node.
+# **Read it.** With 64 sequences the bubble is large, and the right $v$ saves several percent. With 512 there is little to
+# save. Where messages wait, the fastest $v$ falls as their cost rises: profile whether your sends are hidden, before you
+# raise it.
 #
-# The published run ([Korthikanti and others](https://arxiv.org/abs/2205.05198), Table 5) set the planner's constants: its
-# agreement is no test.
-#
-# ## 5. PyTorch's own
+# ## 5. Seven schedules of PyTorch compute the same
 #
 # At work a stage, a schedule and `step` suffice.
 
@@ -497,9 +483,9 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# **Diagnose it.** `check_program` finds the circle in the lists.
+# **Diagnose it.** Ranks 0 and 1 wait for each other, and `check_program` finds this circle in the lists.
 #
-# Next, the lists are right, but each send waits until the neighbour has fetched it.
+# Next the lists are right, but each send waits until the neighbour has fetched it.
 
 # %%
 class PoliteMail(Mail):
@@ -510,9 +496,9 @@ class PoliteMail(Mail):
 print("last actions:", [log[-1] for log in run_ranks(fly, RANKS, programs["1F1B"], PoliteMail)])
 
 # %% [markdown]
-# **Read it.** Rank 2 hands the activations of `2F1` down while rank 3 hands the gradient of `3B0` up, and each waits for
-# the other to fetch. With gloo `Mail` does not hang. **With NCCL it can**, once a message is larger than NCCL's
-# buffers: the send then holds its stream until it is received ([NCCL 1025](https://github.com/NVIDIA/nccl/issues/1025)). The
+# **Read it.** Rank 2 sends the activations of `2F1` while rank 3 sends the gradient of `3B0`, and each waits for the other
+# to fetch. **With NCCL this can happen** where a message is larger than its buffers: the send then holds its stream
+# until it is received ([NCCL 1025](https://github.com/NVIDIA/nccl/issues/1025)). The
 # [cure](https://github.com/NVIDIA/nccl/issues/479) is to post a send *together with* the next receive:
 
 # %%
@@ -539,46 +525,53 @@ print("last actions:", ended)
 assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come to the end of its list"
 
 # %% [markdown]
-# **Read it.** PyTorch's 1F1B posts pairs, and so does Megatron-LM with `batch_p2p_comm`.
+# **Read it.** PyTorch's 1F1B posts such pairs, and so does Megatron-LM with `batch_p2p_comm`.
 #
-# **NCCL ignores tags** ([PyTorch 125079](https://github.com/pytorch/pytorch/issues/125079)): it matches the messages of two
-# ranks by their order. Equally shaped messages in a wrong order give wrong numbers, and no hang.
+# **NCCL ignores tags** ([PyTorch 125079](https://github.com/pytorch/pytorch/issues/125079)): equally shaped messages in a
+# wrong order give wrong numbers, and no hang.
 #
-# **On GPUs** a watchdog ends a job that hangs. With `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` each rank
-# then writes its last sends and receives to a file (its prefix: `TORCH_FR_DUMP_TEMP_FILE`), for `torchfrtrace`
+# **On GPUs** a watchdog ends a job that hangs. Started with `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
+# each rank writes its last sends and receives to a file for `torchfrtrace`
 # ([Flight Recorder](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)).
 
 # %% [markdown]
 # ## Recap
 #
-# - Order decides idle time, memory, and whether the step ends; not the gradients, without dropout, if each message meets
-#   its receive.
-# - Placement decides the messages.
-# - 1F1B saves memory, not bubble, and waits for messages in each micro-batch; interleaving and ZB-H1 can hide short ones.
-# - A deadlock stands in the lists: walk them first.
+# - Order decides idle time, memory, and whether the step ends. It left the gradients as they were.
+# - Placement decides the number of messages.
+# - 1F1B saves memory, not idle time.
+# - A message is hidden while it is no longer than the chunk that it travels behind. 1F1B hides none, and waits in each
+#   micro-batch. At 1% of a forward that hardly matters.
+# - A deadlock stands in the lists: check them before you run.
 #
-# **Choose in this order.** Take the smallest micro-batch that keeps your kernels fast. Then $m$ is the global batch over
-# (data-parallel ranks times micro-batch), so more data parallelism means a larger bubble. If $(p-1)/m$ is too much, interleave
-# with $m$ a multiple of $p$; rank 0 then holds more. With memory to spare, split the backward (`ZBVZeroBubble`):
-# activations and `I`'s gradients stay until `W`.
+# **Choose in this order.**
+#
+# 1. Take the smallest micro-batch that keeps your kernels fast. Then $m$ is the global batch over (data-parallel ranks times
+#    micro-batch).
+# 2. Take 1F1B, if you can bear $(p-1)/m$.
+# 3. Else interleave, with $m$ a multiple of $p$ and messages shorter than $1/v$ of a forward. Rank 0 then holds more.
+# 4. If your ranks still idle too long, take a zero bubble schedule, such as PyTorch's `ZBVZeroBubble`. It costs memory on the
+#    later ranks: all hold what 1F1B's first does, and `I`'s gradients until `W`. PyTorch refuses stages wrapped by
+#    `torch.compile` there.
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb).
 #
 # **References.** [GPipe](https://arxiv.org/abs/1811.06965), 2018. [Interleaving](https://arxiv.org/abs/2104.04473), 2021.
-# [Zero bubble](https://arxiv.org/abs/2401.10241), 2023.
+# [The published run](https://arxiv.org/abs/2205.05198), Table 5, 2022. [Zero bubble](https://arxiv.org/abs/2401.10241), 2023.
 
 # %% [markdown]
 # ## On Monday
 #
-# Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. You have its `layers` in order, a
-# `loss_fn` that is a mean, and a `loader` that gives every rank the same batches, with `drop_last=True`. `device` is this
-# rank's, `torch.cuda.set_device(device)` and `dist.init_process_group()` have run, and all ranks see `folder`. PyTorch is
+# Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. The script needs PyTorch
 # 2.11 or newer.
 #
 # ```python
 # # train.py. Try it on one node: torchrun --nproc-per-node 4 train.py
 # # Beyond one, on each of 2: torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 train.py
+# # Before: torch.cuda.set_device(device), where device is this rank's, and dist.init_process_group().
+# # layers: the model's, in order. loss_fn: a mean. folder: one that all ranks see.
+# # loader: gives every rank the same batches, with drop_last=True.
 # from collections import OrderedDict
 #
 # import torch
@@ -618,14 +611,13 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 #     model.load_state_dict(whole)  # strict: nothing is missing
 # ```
 #
-# For interleaving, build the stages as `train_pytorch` does. The last stage also has the logits: give it fewer layers. If
-# embedding and head share a weight, start both copies equal, sum their gradients, and count one in `square`
-# ([lesson 14](14_three_dimensions.ipynb)).
-#
 # **Look at** the last rank's losses: those of one process that clips to 1.0, if all micro-batches count equally many targets.
 # If padding differs, pass `scale_grads=False`, let `loss_fn` divide its sum by the whole batch's count, and add up `found`.
-# Then look at `torch.cuda.max_memory_allocated()` of rank 0: put `ScheduleGPipe` in, and it rises. With DeepSpeed, after
-# `deepspeed.init_distributed()`:
+# Then look at `torch.cuda.max_memory_allocated()` of rank 0: with `ScheduleGPipe` it rises.
+#
+# For interleaving, build the stages as `train_pytorch` does. The last stage also has the logits: give it fewer layers. If
+# embedding and head share a weight, start both copies equal, sum their gradients, and count one in `square`
+# ([lesson 14](14_three_dimensions.ipynb)). With DeepSpeed, after `deepspeed.init_distributed()`:
 #
 # ```python
 # import deepspeed
@@ -640,6 +632,6 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # losses = [engine.train_batch(data).item() for _ in range(steps)]  # data: an iterator over micro-batches
 # ```
 #
-# **Look at** the losses again: those of one process that does *not* clip. Always write `gradient_clipping`: without it,
-# releases with [8068](https://github.com/deepspeedai/DeepSpeed/pull/8068) clip to 1.0, older ones not at all. In fp32, as
-# here, DeepSpeed 0.19.8 clips by the first stage's norm alone.
+# **Look at** the losses: those of one process that does *not* clip. Always write `gradient_clipping`: without it, releases
+# since [8068](https://github.com/deepspeedai/DeepSpeed/pull/8068) clip to 1.0. In fp32, as here, DeepSpeed 0.19.8 clips by the
+# first stage's norm alone.
