@@ -471,9 +471,9 @@ pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run(1024, FP16).peak_bytes / 2**30:.2f}"))
 
 # %% [markdown]
-# **Read it.** To compare accuracy, train with `512 10 0 fp32` and `512 10 0 fp16`, then both with seeds 1 to 4. If the five
-# differences have a mean below their standard deviation, they show nothing. A doubled batch makes half as many steps an
-# epoch: tune its learning rate anew.
+# **Read it.** To compare accuracy, train with `512 10 0 fp32` and `512 10 0 fp16`, then both with seeds 1 to 4. If the mean
+# of the five differences is nearer to 0 than their standard deviation, they show nothing. A doubled batch makes half as
+# many steps an epoch: tune its learning rate anew.
 
 # %% [markdown]
 # ## Recap
