@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 from view_cases import evidence_of, measured, texts
 
-from utils.lessons.lesson_02.figures import as_simulated, batch_at, draw_moments, draw_on_the_card
+from utils.lessons.lesson_02.figures import (
+    as_simulated,
+    batch_at,
+    draw_moments,
+    draw_on_the_card,
+    turn,
+)
 from utils.lessons.lesson_02.gradients import at_convolutions
 from utils.lessons.lesson_02.record_table import record_table
 from utils.memory import Measurement
@@ -30,7 +34,7 @@ def test_the_ground_changes_where_a_moment_begins_to_decide() -> None:
     figure = draw_moments({"fp32": steep, "mixed": steep}, title="A title")
     (axes,) = figure.axes
     left, middle, right = (patch.get_x() for patch in axes.patches)
-    assert left == axes.get_xlim()[0] and middle == right == pytest.approx(1)
+    assert left == axes.get_xlim()[0] and middle == right == pytest.approx(4)
     told = texts(figure)
     assert "fp32, peak in the optimizer step" in told and "mixed, peak in backward" in told
     assert "1.00 of fp32" in told and evidence_of(figure).startswith("simulated, for a ")
@@ -41,13 +45,14 @@ def test_the_ground_changes_where_a_moment_begins_to_decide() -> None:
     assert [list(line.get_xdata()) for line in axes.lines][1:3] == [[1], [16, 32]]
 
 
-def test_a_line_is_level_up_to_its_corner() -> None:
-    level = replace(simulated(8, in_step=True), items=1)
-    runs = [level, simulated(16), simulated(32)]
+def test_a_moment_turns_between_two_batches_and_a_line_keeps_to_its_peaks() -> None:
+    runs = [simulated(1, in_step=True), simulated(4, in_step=True), simulated(9), simulated(32)]
+    assert turn(runs) == pytest.approx(6)
     (axes,) = draw_moments({"fp32": runs, "mixed": runs}, title="A title").axes
     batches, heights = axes.lines[0].get_data()
-    assert list(batches) == pytest.approx([1, 8, 16, 32])
-    assert heights[0] == heights[1] == level.peak_bytes / GIB
+    assert list(batches) == [1, 4, 9, 32]
+    assert list(heights) == [run.peak_bytes / GIB for run in runs]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "4", "32"]
 
 
 def test_a_line_is_followed_to_any_height() -> None:
@@ -61,7 +66,7 @@ def test_what_was_recorded_and_what_leaves_the_picture_is_told() -> None:
     lines = {"fp32": [simulated(4), simulated(64)], "mixed": [simulated(4), simulated(8)]}
     figure = draw_on_the_card(
         lines,
-        {"fp32": {8: GIB / 2}, "tf32": {8: GIB / 2}},
+        {"H200, allocated": {8: GIB / 2}, "H200, reserved": {8: GIB}},
         limits={"a card": GIB, "another": 1.2 * GIB},
         notes={"a note": (8, 0.5, -9, 0)},
         highest_gib=1.5,
@@ -72,7 +77,8 @@ def test_what_was_recorded_and_what_leaves_the_picture_is_told() -> None:
     told = texts(figure)
     assert "a note" in told.splitlines()
     assert "fp32, 64: 2.3 GiB, above the picture" in told and "mixed, 8" not in told
-    assert {"fp32, recorded", "tf32, recorded", "a card", "another"} <= set(told.splitlines())
+    marks = {"H200, allocated (recorded)", "H200, reserved (recorded)"}
+    assert marks | {"a card", "another"} <= set(told.splitlines())
     styles = [
         line.get_linestyle() for line in axes.lines if line.get_label() in ("a card", "another")
     ]
@@ -87,13 +93,14 @@ def test_the_corner_does_not_say_that_a_card_was_used() -> None:
 
 def test_a_record_stands_beside_its_simulation() -> None:
     sizes = {"allocated_peak_bytes": 3 * GIB, "reserved_peak_bytes": 4 * GIB}
-    there = {"peak_phase": "forward", "breakdown": {"temporaries": GIB / 2}}
+    there = {"breakdown": {"temporaries": GIB / 2}}
     row = {"precision": "fp32", "batch": 8, "images_per_second": 99.6} | sizes | there
     capped = row | {"cap": "16GB", "breakdown": {}}
     table = record_table([row, capped], [2 * GIB, 2 * GIB], 16e9)
-    assert list(table["peak in"]) == ["forward"] * 2 and list(table["temporaries"]) == [0.5, 0]
+    assert list(table["of it temporaries"]) == [0.5, 0]
     assert list(table["held to"]) == ["no limit", "14.90 GiB"]
-    assert list(table["reserved - simulated"]) == [2, 2] and list(table["images/s"]) == [100, 100]
+    assert list(table["simulated"]) == [2, 2] and list(table["allocated"]) == [3, 3]
+    assert list(table["reserved"]) == [4, 4] and list(table["images/s"]) == [100, 100]
 
 
 def test_gradients_count_as_in_their_batch_and_hooks_are_gone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ GROUNDS = (
     "fp32:\nbackward",
     "backward decides:\nactivations halve",
 )
-MARKS = ("D", "x", "+")  # of what a real GPU allocated, by precision
+MARKS = ("D", "+", "x")  # of what a real GPU held, by what was counted
 HEIGHT = 4.4  # inches
 ROOM = 1.25  # beside the first and the last batch, on an axis that doubles
 
@@ -33,7 +34,7 @@ def draw_moments(lines: Mapping[str, Sequence[Measurement]], *, title: str) -> F
     """The peaks of two precisions against the batch, and the moment in which each peak lies.
 
     A mark is filled where the optimizer step decides, and hollow where backward does. The ground
-    changes where a line of backward's peaks meets the level of the optimizer step.
+    changes halfway between the last batch of the one kind and the first of the other.
 
     Args:
         lines: fp32's and then mixed precision's measurements by name, over the same batches.
@@ -48,10 +49,11 @@ def draw_moments(lines: Mapping[str, Sequence[Measurement]], *, title: str) -> F
         for (name, runs), look in zip(lines.items(), LINE_LOOKS, strict=True):
             _line_of_moments(axes, name, runs, look)
         axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
-        _shade(axes, [batch_at(runs, runs[0].peak_bytes) for runs in (fp32, mixed)])
+        _shade(axes, [turn(runs) for runs in (fp32, mixed)])
         share = mixed[-1].peak_bytes / fp32[-1].peak_bytes
         _note(axes, f"{share:.2f} of fp32", (batches[-1], mixed[-1].peak_bytes / GIB), (10, -42))
-        axes.set_xticks(batches, [str(batch) for batch in batches])
+        doubled = [batch for batch in batches if batch.bit_count() == 1]
+        axes.set_xticks(doubled, [str(batch) for batch in doubled])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(f"batch size ({fp32[0].unit}), doubling at equal distances")
         axes.set_ylabel("memory at the peak (GiB)")
@@ -69,11 +71,11 @@ def draw_on_the_card(
     highest_gib: float,
     title: str,
 ) -> Figure:
-    """Simulated peaks as lines, what a real GPU allocated as marks, what cards leave as levels.
+    """Simulated peaks as lines, what a real GPU held as marks, what cards leave as levels.
 
     Args:
         lines: measurements by name; one that leaves the picture says where it ends.
-        recorded_bytes: peaks by batch, by precision, of at most three.
+        recorded_bytes: peaks by batch, by what was counted, of at most three.
         limits: bytes by name.
         notes: texts, each with a point (batch, GiB) and the text's offset from it in points.
         highest_gib: where the vertical axis ends.
@@ -85,7 +87,7 @@ def draw_on_the_card(
     axes.set_ylim(0, highest_gib)
     for (name, peaks), mark in zip(recorded_bytes.items(), MARKS, strict=False):
         heights = [peak / GIB for peak in peaks.values()]
-        label = f"{name}, recorded"
+        label = f"{name} (recorded)"
         axes.plot(list(peaks), heights, mark, color="black", mfc="none", ms=9, label=label)
     for text, (batch, gib, right, up) in notes.items():
         _note(axes, text, (batch, gib), (right, up))
@@ -93,6 +95,16 @@ def draw_on_the_card(
         _end_of_line(axes, name, runs, highest_gib)
     axes.legend(loc="lower right", ncols=2)
     return as_simulated(figure, next(iter(lines.values()))[0].device, "lines ")
+
+
+def turn(runs: Sequence[Measurement]) -> float:
+    """Between the last batch whose peak lies in the optimizer step and the first in backward.
+
+    Halfway on an axis that doubles.
+    """
+    in_step = [m.items for m in runs if m.peak_phase == Phase.OPTIMIZER_STEP]
+    in_backward = [m.items for m in runs if m.peak_phase == Phase.BACKWARD]
+    return math.sqrt(max(in_step) * min(in_backward))
 
 
 def batch_at(runs: Sequence[Measurement], peak_bytes: float) -> float:
@@ -120,9 +132,8 @@ def _line_of_moments(
 ) -> None:
     category, style, marker, size = look
     color = LOOKS[category].color
-    corner = (batch_at(runs, runs[0].peak_bytes), runs[0].peak_bytes)  # level up to here
-    batches, peaks = zip(*sorted([corner, *((m.items, m.peak_bytes) for m in runs)]), strict=True)
-    axes.plot(batches, [peak / GIB for peak in peaks], style, color=color, lw=2)
+    heights = [m.peak_bytes / GIB for m in runs]
+    axes.plot([m.items for m in runs], heights, style, color=color, lw=2)
     for moment in MOMENTS:
         here = [m for m in runs if m.peak_phase == moment]
         axes.plot(

@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 def record_table(
     rows: Sequence[Row], simulated_bytes: Sequence[int], cap_bytes: float
 ) -> pd.DataFrame:
-    """GiB of each run: simulated, allocated and reserved, what lies above, and where the peak lay.
+    """GiB of each run: simulated, allocated, of these temporaries, and reserved; and its speed.
 
     Args:
         rows: of the record.
@@ -30,10 +30,8 @@ def record_table(
             "held to": held if "cap" in row else "no limit",
             "simulated": peak / GIB,
             "allocated": row["allocated_peak_bytes"] / GIB,
+            "of it temporaries": row["breakdown"].get("temporaries", 0) / GIB,
             "reserved": row["reserved_peak_bytes"] / GIB,
-            "reserved - simulated": (row["reserved_peak_bytes"] - peak) / GIB,
-            "peak in": row["peak_phase"],
-            "temporaries": row["breakdown"].get("temporaries", 0) / GIB,
             "images/s": round(row["images_per_second"]),
         }
         for row, peak in zip(rows, simulated_bytes, strict=True)

@@ -20,6 +20,7 @@ name = next((word for word in words if word in types), "bf16" if bf16 else "fp16
 dtype, path = types[name], pathlib.Path(f"resnet50_{name}_{batch}_{seed}{'_fake' * fake}.pt")
 
 torch.manual_seed(seed)
+torch.backends.cudnn.allow_tf32 = False  # else the convolutions of fp32 are TF32, from the A100 on
 to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize(3 * [0.47], 3 * [0.25])])
 train, test = (datasets.FakeData(2 * batch, (3, 32, 32), 10, to_tensor) if fake else
                datasets.CIFAR10("data", part, to_tensor, download=True) for part in (True, False))
