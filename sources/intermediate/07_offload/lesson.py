@@ -43,8 +43,6 @@ import torch
 from IPython.display import Code
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evidence.validation import offload as published
-from evidence.validation.tables import table
 from utils import (
     GB, Evidence, Transformer, check, draw_lanes, llama_config, measure, model_shape, run_ranks, scratch, show,
     simulate, text_batches, text_tokens,
@@ -198,7 +196,7 @@ pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and
 # **Read it.** Each form has the plain run's losses.
 #
 # - *Optimizer, gradients* saves the optimizer state alone: at the plain run's peak, early in backward, no gradients exist yet.
-# - *Activations* sends more than it frees, as a tensor that two operations save crosses twice.
+# - *Activations* moves the peak to where gradients exist. A tensor that two operations save crosses twice.
 # - *Blocks streamed* frees most, and its weights come up twice. At most two blocks of them are on the device, as *communication
 #   buffers*. *Temporaries* are the block that is computed again, with its gradients.
 #
@@ -210,7 +208,7 @@ pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and
 #
 # $$T = \frac{b F}{c B}$$
 #
-# tokens on. $T$ counts the tokens of a *micro-batch*, which is what the card takes at once.
+# tokens on, in a *micro-batch*: what the card takes at once.
 #
 # With every block checkpointed, forward has $c = 2$ and backward $c = 6$. Gradients in bf16, $b = 2$, leave in backward: $b / c = 2 / 6$.
 # Streamed weights come up in both passes, and the shorter one decides: $2 / 2$. $F$ and $B$ are
@@ -273,7 +271,7 @@ for name in ARMS if found else ():
     rows[name] |= {"file": run.file_each} if run.file_each else {}
     assert apart <= (torch.finfo(torch.bfloat16).eps / 4 if "CPUAdam" in name else 5e-4), f"{name} trains another model than ZeRO-2: same seed?"
 display(pd.DataFrame(rows).T.style.format(precision=2, na_rep="").set_caption(
-    "bytes per parameter between backward and step, measured"))
+    "a small transformer, bytes per parameter between backward and step, measured"))
 if found:
     assert losses_apart("offloaded", "plain") <= 5e-4, "offload with micro-batches trains another model: which DeepSpeed?"
     assert losses_apart("by block", "ZeRO-2") <= 5e-4, "groups by block train another model"
@@ -381,7 +379,7 @@ show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evid
 
 # %% [markdown]
 # **Read it.** With one group the clone, in grey, stands beside all weights and passes the line. By block it is one block's.
-# Four texts fit, too. DeepSpeed's buffers come on top: the script sets a *bucket* of 0.2 GB that collects gradients, where the
+# Four texts fit, too; grey in a step are the gradients of logits and log-probabilities. DeepSpeed's buffers come on top: the script sets a *bucket* of 0.2 GB that collects gradients, where the
 # [default](https://www.deepspeed.ai/docs/config-json/) is 1 GB.
 #
 # ### The host needs more than 128 GiB
@@ -389,7 +387,7 @@ show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evid
 # DeepSpeed holds 20 bytes a parameter there. All but the moments it *pins*: such memory stays in place, and only from there does
 # the card copy at the link's full rate. PyTorch
 # [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a
-# power of two. The plain loop of the last cell holds 18 bytes, and pins less.
+# power of two. The last cell's plain loop holds 18 bytes.
 
 # %%
 with torch.device("meta"):
@@ -419,10 +417,10 @@ F, B = CARDS["RTX 4090"]
 HOST = 2 / 3 * 2 * 8 * 5.6e9  # assumed: two thirds of two channels of DDR5-5600, 8 bytes wide; four modules, as for 160 GB, are usually slower
 
 
-def full_step(texts, F=F, B=B, HOST=HOST, P=P, all_texts=16, length=LENGTH):
-    m = all_texts // texts
+def full_step(texts, F=F, B=B, HOST=HOST):
+    m = 16 // texts
     each = 2 * P / B if m > 1 else 0  # seconds of a sum, one way
-    return StepParts(compute=8 * P * texts * length / F, up=each, down=each, last_down=4 * P / B,
+    return StepParts(compute=8 * P * texts * LENGTH / F, up=each, down=each, last_down=4 * P / B,
                      step=(8 + 28 + 6) * P / HOST, weights=2 * P / B, micro_batches=m)
 
 
@@ -430,8 +428,8 @@ def full_step(texts, F=F, B=B, HOST=HOST, P=P, all_texts=16, length=LENGTH):
 lanes = {}
 for name, texts in {"1 text at once": 1, "4 texts at once": 4}.items():
     lanes |= {f"{name}: {lane}": spans for lane, spans in step_lanes(full_step(texts))[0].items()}
-show(draw_lanes(lanes, title=f"Llama-2-7B by DeepSpeed: a step of 16 texts of {LENGTH:,} tokens\nRTX 4090, link {B / GB:.0f} GB/s, host {HOST / GB:.0f} GB/s",
-                evidence=Evidence.PREDICTED),
+title = f"Llama-2-7B by DeepSpeed, a step of 16 texts\nof {LENGTH:,} tokens on an RTX 4090:\nlink {B / GB:.0f} GB/s, host memory {HOST / GB:.0f} GB/s"
+show(draw_lanes(lanes, title=title, evidence=Evidence.PREDICTED),
      alt="With 1 text at once the GPU waits for the link after each; with 4 it waits four times; AdamW on the CPU comes after both")
 
 # %% [markdown]
@@ -477,19 +475,9 @@ for words, rate in {"the card computes": {"F": F}, "the link copies": {"B": B}, 
     half, twice = (ratio(**{key: times * value for key, value in rate.items()}) for times in (0.5, 2))
     print(f"  {words} half as fast: {half:.1f} times; twice as fast: {twice:.1f} times")
 
-# %% jupyter={"source_hidden": true}
-V100 = {"F": published.V100_FLOPS_PER_SECOND, "B": published.PCIE_BYTES_PER_SECOND, "HOST": 2 / 3 * published.SOCKET_BYTES_PER_SECOND}
-found_rates = []
-for row in table("zero_offload_throughput"):
-    texts, count = int(row["micro_batch"]), published.parameters_of(int(row["layers"]), int(row["hidden"]))
-    work = 8 * count * 512 // texts * texts * 1024 / 1e12
-    found_rates.append(work / step_lanes(full_step(texts, P=count, all_texts=512, length=1024, **V100))[1] / float(row["tflops"]))
-print(f"predicted over published, {len(found_rates)} runs: {min(found_rates):.2f} to {max(found_rates):.2f}")
-
 # %% [markdown]
-# **The verdict.** If adapters are good enough, take QLoRA: half the card, half the time. Offload is for runs that must train
-# all weights. How many times as long they take hangs most on the card's speed: 1.5 with half of it, 2.6 with twice. As a check, the
-# same parts come within a fifth of nine published runs of ZeRO-Offload on a V100 (its Figure 8), where copies ran beside compute.
+# **The verdict.** If adapters are good enough, take QLoRA, which needs half the card and half the time. Offload is for runs
+# that must train all weights. How many times as long they take hangs most on the card's speed: 1.5 with half of it, 2.6 with twice.
 #
 # Then fill the card: with four texts at once instead of one, a step falls from 40 s to 27 s. Eight need a loss in chunks
 # ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`). They save 2 s more, and by prediction 1.6 GB stay free.
@@ -570,8 +558,8 @@ assert norm == 0 < there, "gradients should have left the device"
 # **With transformers and DeepSpeed**: `build/lesson-07/offload.py`, which section 5 wrote. Its first lines say what to install and
 # how to start it.
 #
-# **In plain PyTorch**, not run on a card either, with a checkpointed `model` in bf16 on the card, and its `loader`. Gradients
-# travel beside backward, and the CPU adds them up.
+# **In plain PyTorch**, for a host of 128 GiB, with a checkpointed `model` in bf16 on the card, and its `loader`. Gradients
+# travel beside backward, and the CPU adds them up. It has not run on a card either.
 #
 # ```python
 # from collections import deque
