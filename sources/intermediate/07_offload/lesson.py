@@ -193,7 +193,7 @@ show(draw_sides(sides, title="A small transformer in fp32, 4 texts of 64 tokens:
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** Each form has the plain run's losses.
+# **Read it.** Offload changes no loss: each form has the plain run's.
 #
 # - *Optimizer, gradients* saves the optimizer state alone: at the plain run's peak, early in backward, no gradients exist yet.
 # - *Activations* moves the peak to where gradients exist. A tensor that two operations save crosses twice.
@@ -204,11 +204,10 @@ pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and
 #
 # It costs nothing when a copy takes no longer than the compute beside it. A pass
 # that computes $c$ operations for each of $P$ parameters and $T$ tokens takes $c P T / F$ seconds, on a card of $F$ operations a
-# second. To send $b$ bytes a parameter takes $b P / B$ seconds, on a link of $B$ bytes a second. So the link is hidden from
+# second. To send $b$ bytes a parameter takes $b P / B$ seconds, on a link of $B$ bytes a second. So the link
+# is hidden if a *micro-batch*, which is what the card takes at once, has at least this many tokens:
 #
 # $$T = \frac{b F}{c B}$$
-#
-# tokens on, in a *micro-batch*: what the card takes at once.
 #
 # With every block checkpointed, forward has $c = 2$ and backward $c = 6$. Gradients in bf16, $b = 2$, leave in backward: $b / c = 2 / 6$.
 # Streamed weights come up in both passes, and the shorter one decides: $2 / 2$. $F$ and $B$ are
@@ -224,8 +223,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("every
 # **Read it.** On the RTX 4090 one text of 2,048 tokens hides its gradients, but with half of $B$ it would not. The faster cards
 # need more tokens, as they gain more in compute than in their links.
 #
-# The rule holds where copies run beside compute. In DeepSpeed's ZeRO-2 they wait for it, as `overlap_comm` is off by
-# default. Nor does the rule hide the CPU's step, which waits for all gradients, as they are clipped together.
+# The rule holds where copies run beside compute. DeepSpeed's ZeRO-2 by default copies after it: `overlap_comm` is off.
 #
 # ## 4. DeepSpeed and FSDP2
 #
@@ -245,7 +243,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("every
 # fully_shard(block, offload_policy=CPUOffloadPolicy(pin_memory=True))
 # ```
 #
-# Each row below is one setting of DeepSpeed, trained on 20 batches in bf16.
+# Each row below is one setting of DeepSpeed, trained in bf16.
 
 # %%
 cpu = {"device": "cpu"}
@@ -325,7 +323,7 @@ for targets_of, each in per_block.items():
 # ### The step fits
 #
 # Weights are in bf16, and every block is checkpointed. The peak is where backward begins: 2 bytes a parameter, and for each text
-# at once the blocks' inputs and 12 bytes a logit.
+# at once the blocks' inputs and 12 bytes a logit. `simulate` runs the model's own code on tensors without data.
 
 # %%
 LENGTH = 2048
@@ -379,12 +377,12 @@ show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evid
 
 # %% [markdown]
 # **Read it.** With one group the clone, in grey, stands beside all weights and passes the line. By block it is one block's.
-# Four texts fit, too; grey in a step are the gradients of logits and log-probabilities. DeepSpeed's buffers come on top: the script sets a *bucket* of 0.2 GB that collects gradients, where the
-# [default](https://www.deepspeed.ai/docs/config-json/) is 1 GB.
+# Four texts fit, too. DeepSpeed's buffers come on top, such as the
+# *bucket* that collects gradients: 0.2 GB in the script, 1 GB by [default](https://www.deepspeed.ai/docs/config-json/).
 #
-# ### The host needs more than 128 GiB
+# ### DeepSpeed's host needs more than 128 GiB
 #
-# DeepSpeed holds 20 bytes a parameter there. All but the moments it *pins*: such memory stays in place, and only from there does
+# It holds 20 bytes a parameter. All but the moments it *pins*: such memory stays in place, and only from there does
 # the card copy at the link's full rate. PyTorch
 # [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a
 # power of two. The last cell's plain loop holds 18 bytes.
@@ -476,10 +474,12 @@ for words, rate in {"the card computes": {"F": F}, "the link copies": {"B": B}, 
     print(f"  {words} half as fast: {half:.1f} times; twice as fast: {twice:.1f} times")
 
 # %% [markdown]
-# **The verdict.** If adapters are good enough, take QLoRA, which needs half the card and half the time. Offload is for runs
-# that must train all weights. How many times as long they take hangs most on the card's speed: 1.5 with half of it, 2.6 with twice.
+# **The answer.** With four texts at once 13.5 GB of weights stay, 20.4 GB are needed at the peak, 135 GB cross, and a step takes
+# 27 s. That is 1.9 times QLoRA's. It hangs most on the card's speed: 1.5 times with half of it, 2.6 with twice, as copies and
+# the CPU's step stay.
 #
-# Then fill the card: with four texts at once instead of one, a step falls from 40 s to 27 s. Eight need a loss in chunks
+# **The verdict.** If adapters are good enough, take QLoRA, which needs half the card. Offload is for runs that must
+# train all weights. Then fill the card: with four texts at once instead of one, a step falls from 40 s to 27 s. Eight need a loss in chunks
 # ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`). They save 2 s more, and by prediction 1.6 GB stay free.
 #
 # **The script** of the full fine-tune, in which `by_block` replaces Trainer's two groups:
