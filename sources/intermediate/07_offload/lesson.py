@@ -320,9 +320,7 @@ for targets_of, each in per_block.items():
 # *"A 7B model on our 24 GB card, by PEFT and with offload."* One RTX 4090, steps of 16 texts of 2,048 tokens. **Nothing here has
 # run on a card**: bytes are simulated or predicted, seconds predicted.
 #
-# ### The step fits
-#
-# Weights are in bf16, and every block is checkpointed. The peak is where backward begins: 2 bytes a parameter, and for each text
+# **The step fits.** Weights are in bf16, and every block is checkpointed. The peak is where backward begins: 2 bytes a parameter, and for each text
 # at once the blocks' inputs and 12 bytes a logit. `simulate` runs the model's own code on tensors without data.
 
 # %%
@@ -346,9 +344,7 @@ for texts, name in {1: "step, gradients leave: 1 text", 4: "step, gradients leav
     assert abs(big[name].peak_bytes / expected - 1) < 0.03, "2 bytes a parameter and activations: what else stays?"
 
 # %% [markdown]
-# ### The usual start does not
-#
-# To make fp32 masters, ZeRO-2 clones the weights on the card, one *parameter group* after another. Most
+# **The usual start does not.** To make fp32 masters, ZeRO-2 clones the weights on the card, one *parameter group* after another. Most
 # optimizers have one or two groups; `by_block` makes one for each block. `start_up` simulates both.
 
 # %%
@@ -380,9 +376,7 @@ show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evid
 # Four texts fit, too. DeepSpeed's buffers come on top, such as the
 # *bucket* that collects gradients: 0.2 GB in the script, 1 GB by [default](https://www.deepspeed.ai/docs/config-json/).
 #
-# ### DeepSpeed's host needs more than 128 GiB
-#
-# It holds 20 bytes a parameter. All but the moments it *pins*: such memory stays in place, and only from there does
+# **DeepSpeed's host needs more than 128 GiB.** It holds 20 bytes a parameter. All but the moments it *pins*: such memory stays in place, and only from there does
 # the card copy at the link's full rate. PyTorch
 # [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a
 # power of two. The last cell's plain loop holds 18 bytes.
@@ -398,9 +392,7 @@ print(f"DeepSpeed: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB wit
 print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} GB; 128 GiB are {128 * 2**30 / GB:.0f} GB")
 
 # %% [markdown]
-# ### The step takes about twice QLoRA's
-#
-# A step of $m$ micro-batches has these parts, by the source of DeepSpeed 0.19.8. All but the last wait for each other.
+# **The step takes about twice QLoRA's.** A step of $m$ micro-batches has these parts, by the source of DeepSpeed 0.19.8. All but the last wait for each other.
 #
 # | part | bytes a parameter | how often |
 # |---|---|---|
