@@ -467,14 +467,14 @@ for words, rate in {"the card computes": {"F": F}, "the link copies": {"B": B}, 
 
 # %% [markdown]
 # **The answer.** With four texts at once 13.5 GB of weights stay, 20.4 GB are needed at the peak, 135 GB cross, and a step takes
-# 27 s. That is 1.9 times QLoRA's. It hangs most on the card's speed: 1.5 times with half of it, 2.6 with twice, as copies and
-# the CPU's step stay.
+# 27 s. That is 1.9 times QLoRA's. This ratio hangs most on the card's speed, as copies and the CPU's step take as long on any
+# card: it is 1.5 with half the speed, and 2.6 with twice.
 #
 # **The verdict.** If adapters are good enough, take QLoRA, which needs half the card. Offload is for runs that must
 # train all weights. Then fill the card: with four texts at once instead of one, a step falls from 40 s to 27 s. Eight need a loss in chunks
 # ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`). They save 2 s more, and by prediction 1.6 GB stay free.
 #
-# **The script** of the full fine-tune, in which `by_block` replaces Trainer's two groups:
+# **The script** of the full fine-tune follows. In it `by_block` replaces the two groups of Trainer:
 
 
 # %%
