@@ -16,13 +16,10 @@ WAITS = StepParts(
     compute=8.0,
     up=1.0,
     down=2.0,
-    first_add=0.0,
-    add=0.0,
     last_down=4.0,
     step=5.0,
     weights=3.0,
     micro_batches=3,
-    beside=False,
 )
 
 
@@ -30,17 +27,18 @@ def texts(figure: Figure) -> str:
     return "\n".join(text.get_text() for axes in figure.axes for text in axes.texts)
 
 
-def test_all_waits_for_all() -> None:
+def test_all_waits_for_all_but_weights() -> None:
     lanes, seconds = step_lanes(WAITS)
-    assert seconds == 3 * 8 + 3 * 2 + 2 * 1 + 4 + 5 + 3
+    assert seconds == 3 * 8 + 3 * 2 + 2 * 1 + 4 + 5
     sums = [span.end_seconds - span.start_seconds for span in lanes["link"]]
     assert sums == [2, 3, 3, 4, 3], "the first micro-batch has no sum to bring up"
+    assert lanes["link"][-1].end_seconds == lanes["CPU"][-1].end_seconds
 
 
-@pytest.mark.parametrize(("down", "seen"), [(5.0, 0.0), (7.0, 1.0)])
-def test_beside_backward_a_link_hides_as_far_as_backward_lasts(down: float, seen: float) -> None:
-    parts = WAITS._replace(up=0, down=down, last_down=0, beside=True, first_add=0.5, add=1.5)
-    assert step_lanes(parts)[1] == 3 * (8 + seen) + 0.5 + 2 * 1.5 + 5 + 3
+def test_weights_that_take_longer_than_the_step_are_waited_for() -> None:
+    lanes, seconds = step_lanes(WAITS._replace(weights=7))
+    assert seconds == step_lanes(WAITS)[1] + 2 == lanes["link"][-1].end_seconds
+    assert lanes["link"][-1].start_seconds == lanes["CPU"][-1].start_seconds
 
 
 def test_the_flow_says_what_crosses() -> None:

@@ -8,34 +8,28 @@ from utils import Span
 
 __all__ = ["StepParts", "step_lanes"]
 
-BACKWARD_SHARE = 6 / 8  # of the compute with every block checkpointed
-
 
 class StepParts(NamedTuple):
-    """Seconds of a step's parts; each of the first four is of one micro-batch.
+    """Seconds of a step's parts by DeepSpeed; each of the first three is of one micro-batch.
 
     Attributes:
         compute: forward and backward on the GPU.
         up: the sum so far comes to the card. The first micro-batch has none to bring.
-        down: gradients, or their sum, go to the host.
-        first_add, add: the CPU adds them to its sum; the first time, and each time after.
+        down: the new sum goes to the host.
         last_down: once a step, the gradients again in fp32.
         step: clipping and AdamW on the CPU.
-        weights: they come up.
+        weights: they come up group by group, beside the CPU's step of the next group. The last
+            group's wait is not counted.
         micro_batches: in the step.
-        beside: gradients go down beside backward; else all waits for all.
     """
 
     compute: float
     up: float
     down: float
-    first_add: float
-    add: float
     last_down: float
     step: float
     weights: float
     micro_batches: int
-    beside: bool
 
 
 def step_lanes(parts: StepParts) -> tuple[dict[str, list[Span]], float]:
@@ -51,12 +45,10 @@ def step_lanes(parts: StepParts) -> tuple[dict[str, list[Span]], float]:
 
     for number in range(parts.micro_batches):
         work("GPU", "forward and backward", parts.compute)
-        if parts.beside:
-            now -= BACKWARD_SHARE * parts.compute
         work("link", "gradients or sums", parts.down + parts.up * (number > 0))
-        now = max(now, lanes["GPU"][-1].end_seconds)
-        work("CPU", "sum, clip, AdamW", parts.add if number else parts.first_add)
     work("link", "gradients or sums", parts.last_down)
-    work("CPU", "sum, clip, AdamW", parts.step)
+    work("CPU", "clip, AdamW", parts.step)
+    stepped = now
+    now -= min(parts.weights, parts.step)
     work("link", "weights", parts.weights)
-    return lanes, now
+    return lanes, max(now, stepped)
