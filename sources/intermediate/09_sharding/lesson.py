@@ -14,19 +14,19 @@
 # **The question.** *"1.3 billion parameters on our cluster: less memory a GPU, without giving up speed."* Which
 # sharding frees the most memory for what it sends?
 #
-# **Promise.** You write ZeRO-3 by hand, then train one model in five ways on four real ranks. You measure what each
-# way holds, count what it sends, and choose for 64 GPUs.
+# **Promise.** You write ZeRO-3 by hand, measure what five ways to train hold on four real ranks, count what they send,
+# and choose for 64 GPUs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 75, and 60 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
+# | 75, and 60 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | about a minute on two CPU cores |
 
 # %% [markdown]
 # ## A bet
 #
 # In data parallelism (DDP) every *rank*, a process with its own GPU, holds all 16 bytes of mixed-precision states per
-# parameter. ZeRO-1 *shards* 12 of them: each rank keeps its part. By its paper it sends no more than DDP. How many
-# bytes does DeepSpeed's ZeRO-1 send by default, in percent of a DDP whose gradients have the same dtype?
+# parameter. ZeRO-1 *shards* 12 of them: each rank keeps its part. How many bytes does DeepSpeed's ZeRO-1 send by
+# default, in percent of a DDP whose gradients have the same dtype?
 
 # %%
 my_bet_percent = 100
@@ -70,7 +70,8 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}, ranks on {PLAC
 #
 # Mixed precision with Adam holds 2 bytes of parameter, 2 of gradient and 12 of optimizer state (an fp32 master copy and
 # two moments) for each of $P$ parameters. DDP holds them all on each of $N$ ranks. ZeRO cuts the copies away in three
-# stages ([Rajbhandari and others 2019](https://arxiv.org/abs/1910.02054), section 5):
+# stages ([Rajbhandari and others 2019](https://arxiv.org/abs/1910.02054), section 5). From DDP to ZeRO-3 a rank holds,
+# in bytes:
 #
 # $$16P \;\rightarrow\; 4P + \tfrac{12P}{N} \;\rightarrow\; 2P + \tfrac{14P}{N} \;\rightarrow\; \tfrac{16P}{N}$$
 #
@@ -93,8 +94,7 @@ for ranks in (1, 2, 4, 64):
     print(f"{ranks:>5}" + "".join(f"{textbook(stage, ranks):8.2f}" for stage in range(4)))
 
 # %% [markdown]
-# **Read it.** On 64 ranks ZeRO-1 still holds four bytes whole, and ZeRO-3 a quarter of a byte. On one rank no stage saves
-# anything.
+# **Read it.** On 64 ranks ZeRO-1 still holds four bytes whole, and ZeRO-3 holds almost nothing.
 #
 # **Question.** How many bytes per parameter does ZeRO-2 hold on 8 ranks?
 
@@ -109,8 +109,7 @@ check("09.stage_2_on_8", stage_2_on_8_ranks)
 # it after, and a third gathers it again before backward. Then a *reduce-scatter* gives each rank the mean of its part of
 # the gradients.
 #
-# `p.data = view` makes each weight a window on one flat storage. `resize_(0)` empties that storage and keeps the
-# windows, which the next gather fills.
+# `p.data = view` makes each weight a window on one flat storage. `resize_(0)` empties it; the next gather fills it.
 
 # %%
 class Zero3:
@@ -178,15 +177,15 @@ print("a step:", ", ".join(f"{calls} x {collective}" for collective, calls in fo
 assert apart < 1e-12 < planted, "another model is trained: is every gradient a mean, and every part its own?"
 
 # %% [markdown]
-# **Read it.** Four ranks train as one process does, and the planted fault shows. Each rank keeps a quarter of the states.
-# A step gathers each of six blocks twice, and reduces it once. So do ZeRO-3 and PyTorch's
-# [FSDP](https://arxiv.org/abs/2304.11277), which came from FairScale; they add prefetch, padding and mixed precision.
+# **Read it.** Four ranks train as one process does, and each keeps a quarter of the states. A step gathers each of six
+# blocks twice, and reduces it once. ZeRO-3 and PyTorch's [FSDP](https://arxiv.org/abs/2304.11277), which came from
+# FairScale, add prefetch, padding and mixed precision.
 #
 # ## 3. The same model, five ways
 #
 # DeepSpeed, by ZeRO's authors, holds the paper's 2 + 2 + 12 bytes and sends gradients in bf16. DDP and FSDP2, today's
-# FSDP, hold 4 + 4 + 8, because fp32 parameters need no master copy. They send gradients in fp32. DDP computes under
-# autocast; FSDP2 gathers each block in bf16. `shard_blocks` calls `fully_shard` on each block and the model.
+# FSDP, hold 4 + 4 + 8, because fp32 parameters need no master copy, and send gradients in fp32. DDP computes under
+# autocast; FSDP2 gathers each block in bf16.
 
 # %%
 def ddp(name, size, **settings):
@@ -199,9 +198,8 @@ def fsdp(name, size, **settings):
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 # %% [markdown]
-# DeepSpeed sends many gradients at once, from a buffer called a *bucket*: here a quarter of this model. By default ZeRO-3
-# also leaves small weights unsharded, and keeps gathered what it soon uses again. In so small a model that would hide
-# the sharding, so both are off.
+# DeepSpeed sends gradients in *buckets*, here of a quarter of this model. Two defaults of ZeRO-3 are off, which would hide
+# the sharding of a small model: they leave small weights whole, and keep gathered what is soon used again.
 
 # %%
 def zero(name, size, **settings):
@@ -266,9 +264,9 @@ for stage, name in enumerate(BUILDERS):
               ", ".join(f"{kind} {size / P:.2f} ({dtype})" for (kind, dtype), size in parts))
 
 # %% [markdown]
-# **Read it.** FSDP2 holds what the textbook says. ZeRO-1 holds less, because it frees the gradients that it does not own
-# once they are reduced. A tensor on the border of two parts stays whole, hence 0.54 and not 0.50. ZeRO-3 keeps its
-# bucket. DDP's buckets are a second copy of the gradients, unless `gradient_as_bucket_view=True`.
+# **Read it.** FSDP2 holds what the textbook says. ZeRO-1 holds less, because it frees reduced gradients that it does not
+# own. (A tensor on the border of two parts stays whole: 0.54, not 0.50.) ZeRO-3 keeps its bucket. DDP's buckets are a
+# second copy of the gradients, unless `gradient_as_bucket_view=True`.
 #
 # But a run fails at its fullest moment. Which moment of a step is that?
 
@@ -303,8 +301,6 @@ assert set(copies.values()) <= {4 * S}, "each rank keeps its share alone, 4 S by
 # of their share**, $4S$, which the paper leaves out.
 #
 # ### One GPU
-#
-# One rank has nobody to share with.
 
 # %%
 def on_one_rank():
@@ -342,9 +338,8 @@ for name in names:
     print(f"{name:<7}{rounds[name]:5.2f} rounds (counted calls, a ring's bytes; equal to the formula): {parts}")
 
 # %% [markdown]
-# **Read it.** DDP's four rounds are two, in fp32. DeepSpeed's ZeRO-1 and 2 send **three**: they *all-reduce* each bucket,
-# though every rank keeps only its part, and then gather parameters. FSDP2 gathers blocks twice, and embedding, norm and
-# head once.
+# **Read it.** DDP's four rounds are the paper's two, in fp32. DeepSpeed's ZeRO-1 and 2 send **three**: they *all-reduce* each bucket,
+# though every rank keeps only its part, and then gather parameters.
 #
 # Each library has a setting that sends less.
 
@@ -370,8 +365,8 @@ if not zero_problem:
 
 # %% [markdown]
 # **Read it.** The bet: ZeRO-1 sends **150%** by default. `use_multi_rank_bucket_allreduce=False` reduces each part to its
-# owner alone, for half of an all-reduce's bytes. These are the paper's two rounds, in more and smaller calls. The other
-# two settings keep gathered weights until backward: they spend memory to save a gather.
+# owner alone: the paper's two rounds, in more and smaller calls. The other two settings keep gathered weights until
+# backward, and so spend memory to save a gather.
 #
 # ### Break it: ZeRO-2 with accumulation
 #
@@ -409,8 +404,8 @@ show(draw_rounds(bars, N, round_bytes, title="What a rank sends in a step of g m
 
 # %% [markdown]
 # **Diagnose it.** Compare the orange parts. ZeRO-1, like DDP, keeps all gradients and sends them once. ZeRO-2 has room
-# for its own part alone, so it sends in each backward. ZeRO-3 and FSDP2 do so too, and gather in every micro-batch.
-# FSDP2 can hold gradients back by `set_requires_gradient_sync(False)`; whole fp32 gradients take $4P$.
+# for its own part alone, so it sends in each backward. ZeRO-3 and FSDP2 do too, and gather in every micro-batch.
+# FSDP2 can hold gradients back by `set_requires_gradient_sync(False)`; whole in fp32 they take $4P$.
 #
 # **Question.** ZeRO-2 with default settings, 8 accumulation steps: how many *rounds* in a step?
 
@@ -421,9 +416,9 @@ check("09.rounds_of_8", rounds_of_8)
 # %% [markdown]
 # ### HSDP: shard in the node, copy between nodes
 #
-# The ways that hold least send most, and the link between nodes is the slow one. Hybrid sharding (HSDP) divides the
-# states over the ranks of one node only. Nodes hold copies of each other, and add up gradients once a step by
-# `set_requires_all_reduce`. In the picture's right half only the dashed arrows cross the border.
+# ZeRO-3 and FSDP2 hold least and send most, and between nodes the link is slow. Hybrid sharding (HSDP) shards inside a
+# node only. Nodes hold copies of each other, and add up gradients once a step by `set_requires_all_reduce`. In the
+# right half of the picture only the dashed arrows cross the border.
 
 # %%
 show(draw_borders(), alt="Two nodes of two GPUs, twice. With FSDP2 one ring runs through all four and crosses the border in every "
@@ -455,14 +450,14 @@ print(f"parameters on a rank: {part_bytes / P:.2f} bytes per parameter, of 4 (me
 assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce", 2 * P)], "is set_requires_all_reduce used?"
 
 # %% [markdown]
-# **Read it.** In four micro-batches one node of two sends the other 4 bytes per parameter; with FSDP2's ring it sends
-# 23.55. The price: with nodes of eight a rank holds $16P/8$ bytes, however many nodes there are.
+# **Read it.** In four micro-batches a node of two sends the other 4 bytes per parameter, where FSDP2's ring sends 23.55.
+# The price: with nodes of eight a rank holds $16P/8$ bytes, however many nodes there are.
 
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
 #
-# The cluster has 64 A100 of 40 GB, eight to a node. First memory: `simulated` runs one of 64 ranks on tensors without
-# data, at two micro-batches of two sequences. FSDP2 on *one* rank shards nothing.
+# The cluster has 64 A100 of 40 GB, eight to a node. First memory: `simulated` runs one rank on tensors without data, at
+# two micro-batches of two sequences. FSDP2 on *one* rank shards nothing.
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -501,9 +496,9 @@ for name in ("FSDP2", "HSDP 8 x 8"):
 #
 # ### The choice
 #
-# Now speed, by the course's planner: 512 sequences a step, two at once on each GPU, hence $g = 4$. All gradients are sent
-# in bf16, and DDP has no autocast, which flatters it. A node's network is 10-gigabit Ethernet (1.25 GB/s), one
-# 200-gigabit InfiniBand link (25) or eight of them (200).
+# Now speed, by the course's planner: 512 sequences a step, two at once, hence $g = 4$. All gradients are sent in bf16, and
+# DDP has no autocast, which flatters it. A node has 10-gigabit Ethernet (1.25 GB/s), one 200-gigabit InfiniBand link
+# (25) or eight (200).
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
@@ -518,13 +513,13 @@ show(draw_verdict(costs(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, 2, NETWORKS), NET
 
 # %% [markdown]
 # **The answer: HSDP.** It takes 13.1 GB where DDP takes 31.2: **58% less**. Beside DDP it is 3% slower at 200 GB/s, equal
-# at 25, and 11% faster at 1.25.
+# at 25, and 11% faster at 1.25. In the figure it lies low and left in one panel, and near 100% all along the other.
 #
-# ZeRO-2, ZeRO-3 and FSDP2 hold about as little, but send five to seven times as much. At 25 GB/s they run at half of
+# ZeRO-2, ZeRO-3 and FSDP2 hold about as little, but send five to seven times as much: at 25 GB/s they run at half of
 # DDP's speed. ZeRO-1 holds a little more, and falls behind on slow networks.
 #
-# One rival was not timed. ZeRO-1 reduced to owners (section 5) sends DDP's bytes, in small calls that the planner does
-# not count. Nor were the other settings of section 5.
+# ZeRO-1 reduced to owners (section 5) was not timed: it sends DDP's bytes, but in small calls that the planner does not
+# count. Nor were the other settings of section 5.
 #
 # ### How far to trust it
 #
@@ -538,20 +533,20 @@ for rows, says in ((trust.beside_simulation(SHAPE, steps), "memory: peaks at two
 print(trust.links())
 
 # %% [markdown]
-# **Memory** agrees to 3%, but for DDP: autocast takes 5 GB more. So HSDP frees more than the answer says.
+# **Memory** agrees to 3%, but for DDP: autocast takes 5 GB more, so HSDP frees more than the answer says.
 #
 # **Speed** is predicted 7 to 9% too high, and 33% for 32 GPUs, unexplained. All these runs shard fully. **Nothing
 # published tests the ranking**: take a few percent for a tie, and measure HSDP beside your DDP.
 #
-# **The verdict** moves by a few percent with other links and with fp32 gradients. At 1.25 GB/s both wait for the network,
-# so the lead is the ratio of bytes, 5.2 to 4.6. These are a ring's; NCCL may choose trees. Freed memory can become speed:
-# HSDP with four sequences at once leads DDP's two by 3 to 13%. DDP's own four take 41.2 of the card's 42.4 GB, which
-# leaves too little for CUDA and NCCL.
+# **The verdict** moves by a few percent with other links and with fp32 gradients. At 1.25 GB/s the lead comes from the
+# bytes that a node sends, 5.2 GB against 4.6. These are a ring's; NCCL may choose trees. Four sequences at once turn
+# freed memory into speed: HSDP then leads DDP's two by 3 to 13%. DDP's own four would leave CUDA and NCCL about 1 GB of
+# the card's 42.4.
 #
 # ### The job
 #
-# HSDP, two sequences at once. Gradients are reduced in fp32, so a node sends the 9.2 GB simulated above. At this
-# cluster's 200 GB/s the planner takes 5% of DDP's speed for 18 GB a GPU. If you measure such a loss, try four at once.
+# HSDP, two at once, with gradients reduced in fp32. At this cluster's 200 GB/s you give up 5% of DDP's speed for 18 GB a
+# GPU (predicted). If you measure such a loss, try four at once.
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
@@ -569,13 +564,11 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # | ZeRO-1 | optimizer state is too large | a third round by default |
 # | ZeRO-2 | gradients are too large as well | gradients sent in each micro-batch |
 # | ZeRO-3, FSDP2 | parameters are too large as well | parameters gathered in each, too |
-# | HSDP | as FSDP2, on several nodes | $16P$ over a node's ranks only |
+# | HSDP | as FSDP2, on several nodes: gathers stay inside a node | $16P$ over a node's ranks only |
 #
-# **ZeRO-3 or FSDP2?** They shard alike. Take FSDP2 for a loop in plain PyTorch and checkpoints that any number of ranks
-# loads ([lesson 16](../advanced/16_runs_that_survive.ipynb)). Take ZeRO-3 where a configuration file drives the run, or
-# states go to NVMe ([lesson 07](07_offload.ipynb)).
-#
-# FSDP1's `FULL_SHARD` is FSDP2, `SHARD_GRAD_OP` is `reshard_after_forward=False`, `HYBRID_SHARD` is HSDP.
+# **ZeRO-3 or FSDP2?** Take FSDP2 for a loop in plain PyTorch, and for checkpoints that any number of ranks loads
+# ([lesson 16](../advanced/16_runs_that_survive.ipynb)). Take ZeRO-3 where a configuration file drives the run, or states
+# go to NVMe ([lesson 07](07_offload.ipynb)).
 #
 # **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), and its
 # [solution](../../solutions/intermediate/09_sharding.ipynb).
@@ -598,7 +591,7 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # # torchrun has started the ranks; each has set its device and called init_process_group
 # assert all(p.dtype == torch.float32 for p in model.parameters())  # or masters and moments would be bf16
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-# mesh = init_device_mesh("cuda", (nodes, gpus), mesh_dim_names=("replicate", "shard"))  # plain FSDP2: none
+# mesh = init_device_mesh("cuda", (nodes, gpus), mesh_dim_names=("replicate", "shard"))  # plain FSDP2: no mesh
 # for block in model.blocks:
 #     fully_shard(block, mesh=mesh, mp_policy=policy)
 # fully_shard(model, mesh=mesh, mp_policy=policy)  # the rest
@@ -635,14 +628,13 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 #     save()
 # ```
 #
-# If the model is too large for a host, make it under `torch.device("meta")`, shard it, call
-# `model.to_empty(device="cuda")`, and load weights by `set_model_state_dict` with
-# `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`. Compute again the buffers that no checkpoint
-# holds, such as Llama's `inv_freq`.
+# A model too large for a host: make it under `torch.device("meta")`, shard it, call `model.to_empty(device="cuda")`, and
+# load weights by `set_model_state_dict` with `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
+# Compute again what no checkpoint holds, such as Llama's `inv_freq`.
 #
-# **transformers, by DeepSpeed.** Take stage 1 where you accumulate. Take stage 3 where the weights do not fit: make the
-# model after the arguments, and set `stage3_gather_16bit_weights_on_model_save`. For FSDP2 (transformers 5) write
-# `fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}` in place of `deepspeed=`.
+# **transformers, by DeepSpeed.** Take stage 1 where you accumulate. Where the weights do not fit take stage 3, make the
+# model after the arguments, and set `stage3_gather_16bit_weights_on_model_save`. For FSDP2 replace `deepspeed=` by
+# `fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}` (transformers 5).
 #
 # ```python
 # from transformers import Trainer, TrainingArguments
