@@ -194,7 +194,7 @@ def ddp(name, size, **settings):
 
 
 def fsdp(name, size, **settings):
-    model = shard_blocks(fresh_model(size, PLACE), precision="bf16", **settings)
+    model = shard_blocks(fresh_model(size, PLACE), precision="bf16", **settings)  # fully_shard: each block, then the model
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 # %% [markdown]
@@ -468,7 +468,7 @@ with torch.device("meta"):
     assert P_large == sum(p.numel() for p in Transformer(LARGE).parameters()), "the planner has another model"
 print(f"P = {P_large:,}; 16P = {16 * P_large / GB:.1f} GB (predicted): more than a T4 or a V100 of 16 GB holds")
 
-# %% jupyter={"source_hidden": true}
+# %%
 def at_size(name, ranks):
     settings = {"gradient_as_bucket_view": True} if name == "DDP" else {}
     if name in zeros:

@@ -53,7 +53,7 @@ def beside_published() -> list[Row]:
                 "GPUs": row["n_gpus"],
                 "at once": row["micro_batch_size"],
                 "tokens/s/GPU, published": f"{published:,}",
-                "planner against it": f"{told.tokens_per_second / gpus / published - 1:+.0%}",
+                "planner's error": f"{told.tokens_per_second / gpus / published - 1:+.0%}",
                 "set its constants": "yes" if index % 2 == 0 else "no",
             }
         )
@@ -77,7 +77,8 @@ def verdict_stretched(shape: ModelShape, batch: Batch) -> list[Row]:
         row |= {"HSDP, GB": peak_gb(shape, batch, hsdp), "DDP, GB": peak_gb(shape, batch, ddp)}
         for gb in RATES_GB:
             its, own = (speed(shape, batch, plan, factor * gb) for plan in (ddp, hsdp))
-            row[f"HSDP's speed at {gb:g} GB/s"] = f"{own / its - 1:+.0%}"
+            gain = round(own / its - 1, 2)
+            row[f"HSDP's speed at {gb:g} GB/s"] = f"{gain:+.0%}" if gain else "equal"
         rows.append(row)
     return rows
 
