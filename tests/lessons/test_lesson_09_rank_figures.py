@@ -8,14 +8,8 @@ from view_cases import measured, texts
 from utils.catalog import ModelShape
 from utils.lessons.lesson_09.holders import draw_holders
 from utils.lessons.lesson_09.over_phases import draw_gradients
-from utils.lessons.lesson_09.speed import (
-    LIMIT_GB,
-    SCHEMES,
-    largest,
-    line_share,
-    peak_gb,
-    scheme_rows,
-)
+from utils.lessons.lesson_09.speed import SCHEMES, line_share, scheme_rows, speeds
+from utils.lessons.lesson_09.trust import verdict_stretched
 from utils.lessons.lesson_09.verdict import draw_borders, draw_rounds, draw_verdict
 from utils.planner import Batch
 from utils.traffic.collectives import Traffic
@@ -110,13 +104,23 @@ def test_two_nodes_and_what_crosses():
     assert "half A" in found and "once a step" in found and "every micro-batch" in found
 
 
-def test_each_scheme_is_a_point_and_a_line():
-    speeds = {"a, 2 at once": [1e3, 2e3], "b, 4 at once": [2e3, 3e3]}
-    figure = draw_verdict({"a": (1, 2), "b": (3, 4)}, speeds, (1, 2), titles=("x", "y"))
+def test_each_scheme_is_a_point_and_a_line_in_percent_of_the_first():
+    speeds = {"a": [1e3, 2e3], "b": [2e3, 3e3]}
+    figure = draw_verdict({"a": (1, 2), "b": (3, 4)}, speeds, (25, 50), titles=("x", "y"))
     left, right = figure.axes
     assert [line.get_xdata()[0] for line in left.lines] == [1, 3]
-    assert [list(line.get_ydata()) for line in right.lines] == [[1, 2], [2, 3]]
+    drawn = [list(line.get_ydata()) for line in right.lines if len(line.get_ydata())]
+    assert drawn == [[100, 100], [200, 150]]
     assert [text.get_text() for text in right.get_legend().get_texts()] == [*speeds]
+    assert "TCP" not in texts(figure)
+
+
+def test_no_line_joins_tcp_to_infiniband():
+    speeds = {"a": [1e3, 2e3, 4e3]}
+    figure = draw_verdict({"a": (1, 2)}, speeds, (1.25, 12.5, 25), titles=("x", "y"))
+    alone, joined, border = figure.axes[1].lines
+    assert list(alone.get_xdata()) == [1.25] and list(joined.get_xdata()) == [12.5, 25]
+    assert 1.25 < border.get_xdata()[0] < 12.5 and "TCP" in texts(figure)
 
 
 SHAPE = ModelShape(
@@ -126,13 +130,20 @@ SHAPE = ModelShape(
 BATCH = Batch(sequences=512, sequence_length=2048)
 
 
-def test_the_largest_plan_fits_and_the_next_does_not() -> None:
-    plan = largest(SHAPE, BATCH, SCHEMES["FSDP2"])
-    assert peak_gb(SHAPE, BATCH, plan) <= LIMIT_GB
-    assert peak_gb(SHAPE, BATCH, SCHEMES["FSDP2"].plan(2 * plan.micro_batch)) > LIMIT_GB
-
-
-def test_what_does_not_fit_has_no_speed() -> None:
-    (row,) = scheme_rows(SHAPE, BATCH, {"DDP": SCHEMES["DDP"]}, 8)
-    assert row["peak, GB"] > LIMIT_GB and row["tokens/s/GPU at 25 GB/s"] == f"over {LIMIT_GB} GB"
+def test_rows_of_schemes_say_what_their_lines_draw() -> None:
+    ddp, hsdp = scheme_rows(SHAPE, BATCH, {n: SCHEMES[n] for n in ("DDP", "HSDP 8 x 8")}, 2)
+    assert float(hsdp["peak, GB"]) < 0.5 * float(ddp["peak, GB"])
+    drawn = speeds(SHAPE, BATCH, 2, (25,))
+    assert ddp["tokens/s/GPU at 25 GB/s"] == f"{drawn['DDP'][0]:,.0f}"
     assert 0 < line_share(1.25) < line_share(25) < 1
+
+
+def test_the_verdict_is_computed_again_with_one_thing_changed() -> None:
+    first, *others = verdict_stretched(SHAPE, BATCH)
+    drawn = speeds(SHAPE, BATCH, 2, (200,))
+    gain = drawn["HSDP 8 x 8"][0] / drawn["DDP"][0] - 1
+    assert first["HSDP's speed at 200 GB/s"] == f"{gain:+.0%}"
+    assert first["HSDP's speed at 25 GB/s"] == "equal"
+    assert len({str(row) for row in [first, *others]}) == 1 + len(others)
+    two, four = first, next(row for row in others if row[""] == "both four at once")
+    assert float(four["HSDP, GB"]) > float(two["HSDP, GB"])

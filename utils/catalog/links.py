@@ -44,8 +44,8 @@ SUSTAINED: dict[str, Sustained] = {
     "EFA": Sustained(0.85, "stas00/ml-engineering, network/README.md: 340 of 400 Gb/s, EFA v1"),
     "Omni-Path": Sustained(0.34, "stas00/ml-engineering, network/README.md: 135 of the 400 Gb/s of "
                            "a node of Jean Zay"),
-    "TCP": Sustained(0.6, "NVIDIA/nccl issue 209: at most 60% of 32 Gb/s; issue 450: 4 to 6 of "
-                     "12.5 GB/s"),
+    "TCP": Sustained(0.6, "among NVIDIA/nccl issue 209, of 4 GB/s by rings: 0.36 to 0.49 with 2.4.2, "
+                     "0.52 to 0.94 with 2.3.7; and issue 450: 4 to 6 of 12.5 GB/s"),
     "other": Sustained(0.8, "stas00/ml-engineering, network/README.md: about 80% in the best case"),
 }  # fmt: skip
 

@@ -14,19 +14,19 @@
 # **The question.** *"1.3 billion parameters on our cluster: less memory a GPU, without giving up speed."* Which
 # sharding frees the most memory for what it sends?
 #
-# **Promise.** ZeRO-3 by hand in thirty lines; then one model, trained in five ways on four real ranks: what each
-# holds is measured, what it sends counted.
+# **Promise.** You write ZeRO-3 by hand, measure what five ways to train hold on four real ranks, count what they send,
+# and choose for 64 GPUs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 75, and 60 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
+# | 75, and 60 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | about a minute on two CPU cores |
 
 # %% [markdown]
 # ## A bet
 #
-# Data parallelism keeps all 16 bytes of mixed-precision states per parameter on every rank. ZeRO-1 shards 12 of them,
-# and by its paper sends no byte more than DDP. How many bytes does DeepSpeed's ZeRO-1 send by default, in percent of a
-# DDP whose gradients have the same dtype?
+# In data parallelism (DDP) every *rank*, a process with its own GPU, holds all 16 bytes of mixed-precision states per
+# parameter. ZeRO-1 *shards* 12 of them: each rank keeps its part. How many bytes does DeepSpeed's ZeRO-1 send by
+# default, in percent of a DDP whose gradients have the same dtype?
 
 # %%
 my_bet_percent = 100
@@ -55,10 +55,10 @@ from utils.techniques.zero import zero_config, zero_engine
 from utils.lessons.lesson_09 import trust
 from utils.lessons.lesson_09.over_phases import PHASES, draw_gradients
 from utils.lessons.lesson_09.speed import SCHEMES, costs, scheme_rows, speeds
-from utils.lessons.lesson_09.staircase import draw_staircase, draw_who_holds, peak_rows
+from utils.lessons.lesson_09.staircase import draw_staircase, draw_who_holds
 from utils.lessons.lesson_09.verdict import draw_borders, draw_rounds, draw_verdict
 from utils.lessons.lesson_09.ways import AT_PEAK, MICRO_BATCH, Way, apart_from, fresh_model, gradient_bytes
-from utils.lessons.lesson_09.ways import look, loss_of, plain, ring_bytes, simulated, whole_elements
+from utils.lessons.lesson_09.ways import look, loss_of, plain, ring_bytes, sent_by_node, simulated, whole_elements
 
 # %% jupyter={"source_hidden": true}
 PLACE = "cpu"  # "cuda" if this machine has four GPUs: then each rank takes one
@@ -68,9 +68,10 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}, ranks on {PLAC
 # %% [markdown]
 # ## 1. The staircase
 #
-# Mixed precision holds, for each parameter, 2 bytes of parameter, 2 of gradient and 12 of optimizer
-# state (an fp32 master copy and Adam's two moments). On $N$ ranks DDP holds all of it $N$ times. ZeRO cuts the copies
-# away ([Rajbhandari and others 2019](https://arxiv.org/abs/1910.02054), section 5):
+# Mixed precision with Adam holds 2 bytes of parameter, 2 of gradient and 12 of optimizer state (an fp32 master copy and
+# two moments) for each of $P$ parameters. DDP holds them all on each of $N$ ranks. ZeRO cuts the copies away in three
+# stages ([Rajbhandari and others 2019](https://arxiv.org/abs/1910.02054), section 5). From DDP to ZeRO-3 a rank holds,
+# in bytes:
 #
 # $$16P \;\rightarrow\; 4P + \tfrac{12P}{N} \;\rightarrow\; 2P + \tfrac{14P}{N} \;\rightarrow\; \tfrac{16P}{N}$$
 #
@@ -93,8 +94,7 @@ for ranks in (1, 2, 4, 64):
     print(f"{ranks:>5}" + "".join(f"{textbook(stage, ranks):8.2f}" for stage in range(4)))
 
 # %% [markdown]
-# **Read it.** **On a single GPU sharding saves nothing.** Where "ZeRO-2 on one GPU" does, it is by *offload*
-# (lesson 07).
+# **Read it.** On 64 ranks ZeRO-1 still holds four bytes whole, and ZeRO-3 holds almost nothing.
 #
 # **Question.** How many bytes per parameter does ZeRO-2 hold on 8 ranks?
 
@@ -105,11 +105,11 @@ check("09.stage_2_on_8", stage_2_on_8_ranks)
 # %% [markdown]
 # ## 2. ZeRO-3 by hand
 #
-# Each rank keeps its part of a block's parameters. A hook gathers the whole before the block's forward and frees it
-# after, and gathers again before backward. Then a reduce-scatter gives each rank the mean of its part of the gradients.
+# Each rank keeps its part of a block's parameters. One hook *gathers* the whole block before its forward, another frees
+# it after, and a third gathers it again before backward. Then a *reduce-scatter* gives each rank the mean of its part of
+# the gradients.
 #
-# `p.data = view` makes each weight a window on one flat storage. `resize_(0)` empties that storage and keeps the
-# windows, which backward's gather fills again.
+# `p.data = view` makes each weight a window on one flat storage. `resize_(0)` empties it; the next gather fills it.
 
 # %%
 class Zero3:
@@ -177,15 +177,15 @@ print("a step:", ", ".join(f"{calls} x {collective}" for collective, calls in fo
 assert apart < 1e-12 < planted, "another model is trained: is every gradient a mean, and every part its own?"
 
 # %% [markdown]
-# **Read it.** Each rank keeps a quarter of the states; the mean of their losses is one process's. A step makes twelve
-# gathers (six blocks, twice) and six reductions: the arithmetic of ZeRO-3 and [FSDP](https://arxiv.org/abs/2304.11277),
-# which add prefetch, padding and mixed precision.
+# **Read it.** Four ranks train as one process does, and each keeps a quarter of the states. A step gathers each of six
+# blocks twice, and reduces it once. ZeRO-3 and PyTorch's [FSDP](https://arxiv.org/abs/2304.11277), which came from
+# FairScale, add prefetch, padding and mixed precision.
 #
 # ## 3. The same model, five ways
 #
-# DeepSpeed holds the paper's 2 + 2 + 12 bytes. DDP and FSDP2 here hold 4 + 4 + 8, with no master apart from the fp32
-# parameters, and send gradients in fp32. DDP computes under autocast; FSDP2 gathers each block in bf16. `shard_blocks`
-# calls `fully_shard` on each block and the model.
+# DeepSpeed, by ZeRO's authors, holds the paper's 2 + 2 + 12 bytes and sends gradients in bf16. DDP and FSDP2, today's
+# FSDP, hold 4 + 4 + 8, because fp32 parameters need no master copy, and send gradients in fp32. DDP computes under
+# autocast; FSDP2 gathers each block in bf16.
 
 # %%
 def ddp(name, size, **settings):
@@ -194,13 +194,12 @@ def ddp(name, size, **settings):
 
 
 def fsdp(name, size, **settings):
-    model = shard_blocks(fresh_model(size, PLACE), precision="bf16", **settings)
+    model = shard_blocks(fresh_model(size, PLACE), precision="bf16", **settings)  # fully_shard: each block, then the model
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 # %% [markdown]
-# DeepSpeed's *bucket* is the buffer in which it sends many gradients at once; `zero_config` makes it a quarter of this
-# model. By default stage 3 leaves weights below a threshold unsharded, and does not free
-# what it uses again within its reuse distance; both are 0 here.
+# DeepSpeed sends gradients in *buckets*, here of a quarter of this model. Two defaults of ZeRO-3 are off, which would hide
+# the sharding of a small model: they leave small weights whole, and keep gathered what is soon used again.
 
 # %%
 def zero(name, size, **settings):
@@ -236,7 +235,8 @@ for name, mean in means.items():
     assert apart < 0.1 * (1 - mean[-1] / mean[0]), f"{name} trains another model: same seed, same share of the batch?"
 
 # %% [markdown]
-# **Read it.** Each gradient has DDP's norm to within bf16: it is a mean over the ranks.
+# **Read it.** All five train the same model. Each first gradient has DDP's norm to within bf16, so it is a mean over the
+# ranks.
 #
 # ## 4. What each really holds
 #
@@ -260,46 +260,47 @@ for stage, name in enumerate(BUILDERS):
         counted = runs[name].after_backward
         assert counted == holds[name], f"{name}: holds {counted}, your table says {holds[name]}"
         total, parts = sum(counted.values()) / P, sorted(counted.items())
-        print(f"{name:<7}{total:5.2f} B/P after backward (measured); textbook {textbook(min(stage, 3), N):5.2f}: ",
+        print(f"{name:<7}{total:5.2f} bytes per parameter (measured; textbook {textbook(min(stage, 3), N):5.2f}):",
               ", ".join(f"{kind} {size / P:.2f} ({dtype})" for (kind, dtype), size in parts))
 
 # %% [markdown]
-# **Read it.** *After* backward ZeRO-1 and ZeRO-2 hold the same: ZeRO-1 frees what it does not own once it is
-# reduced. (Two ranks keep a tensor that crosses their border, hence more than $2S$.) ZeRO-3's bucket stays. So do
-# DDP's, a second copy of the gradients unless `gradient_as_bucket_view=True`.
+# **Read it.** FSDP2 holds what the textbook says. ZeRO-1 holds less, because it frees reduced gradients that it does not
+# own. (A tensor on the border of two parts stays whole: 0.54, not 0.50.) ZeRO-3 keeps its bucket. DDP's buckets are a
+# second copy of the gradients, unless `gradient_as_bucket_view=True`.
 #
-# Which moment of a step is the fullest?
+# But a run fails at its fullest moment. Which moment of a step is that?
 
 # %% jupyter={"source_hidden": true}
 fullest = {name: max((rank.run for rank in ranks), key=lambda run: run.peak_bytes) for name, ranks in found.items()}
-rows = {name: {kind: run.breakdown[kind] / P for kind in AT_PEAK} | {"sum": run.peak_bytes / P, "in": run.peak_phase} for name, run in fullest.items()}
+rows = {}
+for name, run in fullest.items():
+    parts = {kind: run.breakdown[kind] / P for kind in AT_PEAK}
+    rows[name] = parts | {"all else": run.peak_bytes / P - sum(parts.values()), "peak": run.peak_bytes / P, "in": run.peak_phase}
 display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per parameter at the peak of the fullest rank (measured)"))
 
 # %% [markdown]
-# **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet.
-# FSDP2 peaks a little later: its buffers hold gathered blocks and a block's gradients on their way.
+# **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet. So
+# ZeRO-1 and ZeRO-2 peak almost alike. FSDP2 peaks a little later, when buffers (in *all else*) hold gathered blocks and
+# a block's gradients.
 #
-# Next, the gradients through a step (FSDP2's buffers are not drawn).
+# Next, ZeRO's gradients through one step.
 
 # %%
 zeros = [name for name in names if name.startswith("ZeRO")]
-rank_0 = {name: {0: found[name][0].run} for name in names if name != "DDP"}
-show(draw_gradients(rank_0, per=P, title="Gradients on one of four ranks", reduces=zeros[:1], buckets=zeros),
-     alt="Gradients through one step. In ZeRO-1's backward they climb to two bytes per parameter and fall when they are "
-     "reduced after it; ZeRO-2 sends them bucket by bucket and keeps a quarter; all ZeRO stages rise in the step by an fp32 copy.")
+if zeros:
+    show(draw_gradients({name: {0: found[name][0].run} for name in zeros}, per=P, title="Gradients on one of four ranks", reduces=zeros[:1], buckets=zeros),
+         alt="Gradients through one step. In ZeRO-1's backward they climb to two bytes per parameter and fall when they are "
+         "reduced after it; ZeRO-2 sends them bucket by bucket and keeps a quarter; all stages rise in the step by an fp32 copy.")
 copies = {name: runs[name].optimizer_begins["gradients", FP] for name in zeros}
 print("fp32 gradients when the optimizer begins, bytes:", copies, f"(measured); 4 S = {4 * S:,}")
 assert set(copies.values()) <= {4 * S}, "each rank keeps its share alone, 4 S bytes: is N changed?"
 
 # %% [markdown]
-# **Read it.** ZeRO-1 collects all gradients and reduces them after backward. (With `overlap_comm`, off by
-# default, during backward.) ZeRO-2 reduces each full bucket at once and keeps its own part;
-# rank 0 owns the first layers, whose gradients come last. All three stages then make an **fp32 copy of their share**,
-# $4S$, which the paper leaves out.
+# **Read it.** ZeRO-1 collects all gradients and reduces them after backward. ZeRO-2 reduces each full bucket at once and
+# keeps its own part; rank 0 owns the first layers, whose gradients come last. At the step all three make an **fp32 copy
+# of their share**, $4S$, which the paper leaves out.
 #
 # ### One GPU
-#
-# ZeRO-3 adds its bucket.
 
 # %%
 def on_one_rank():
@@ -307,16 +308,18 @@ def on_one_rank():
 
 
 for name, one in run_ranks(on_one_rank, 1)[0].items():
-    print(f"{name} on one rank: {one:.2f} B/P after backward (measured); unsharded 16")
+    print(f"{name} on one rank: {one:.2f} bytes per parameter after backward (measured); unsharded 16")
     assert one > 15.99, f"{name}: one rank has no other to shard over, so all 16 bytes stay"
 
 # %% [markdown]
+# **Read it.** Nothing is saved, and ZeRO-3 adds its bucket. Where "ZeRO-2 on one GPU" saves memory, it is by *offload*
+# ([lesson 07](07_offload.ipynb)).
+#
 # ## 5. What each really sends
 #
-# We count each rank's calls, and give each the bytes of a ring: of a tensor of $B$ bytes a rank sends
-# $B(N-1)/N$ in a reduce-scatter, an all-gather or (on average) a reduce, and twice that in an all-reduce. One *round*
-# is every parameter once, in bf16: $2P(N-1)/N$ bytes. The ZeRO paper needs two rounds in stages 1 and 2, as many as
-# DDP, and three in stage 3.
+# We count a rank's calls, and give each the bytes of a ring. Of a tensor of $B$ bytes a rank sends $B(N-1)/N$ in a
+# reduce-scatter or an all-gather, and twice that in an all-reduce. One *round* is every parameter once, in bf16:
+# $2P(N-1)/N$ bytes. By the ZeRO paper DDP and stages 1 and 2 send two rounds, stage 3 three.
 
 # %%
 root = P - sum(p.numel() for p in Transformer(SMALL).blocks.parameters())  # gathered once, blocks twice
@@ -335,9 +338,10 @@ for name in names:
     print(f"{name:<7}{rounds[name]:5.2f} rounds (counted calls, a ring's bytes; equal to the formula): {parts}")
 
 # %% [markdown]
-# **Read it.** DDP's gradients are fp32: two rounds of 4 bytes are four of 2. DeepSpeed's ZeRO-1 and 2 take
-# **three**: they *all-reduce* each bucket, though every rank keeps only its part, and then gather parameters.
-# FSDP2 gathers blocks twice, and embedding, norm and head once.
+# **Read it.** DDP's four rounds are the paper's two, in fp32. DeepSpeed's ZeRO-1 and 2 send **three**: they *all-reduce* each bucket,
+# though every rank keeps only its part, and then gather parameters.
+#
+# Each library has a setting that sends less.
 
 # %%
 def sent_by(name, setting):
@@ -360,14 +364,14 @@ if not zero_problem:
     print(f"ZeRO-1 by default: {100 * rounds['ZeRO-1'] / 2:.0f}% of a DDP in bf16 (formula); your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** With `use_multi_rank_bucket_allreduce=False` each part is reduced to its owner alone: the paper's two
-# rounds, in more and smaller calls. `reshard_after_forward=False` keeps the whole model until backward; ZeRO-3's default
-# reuse distance, up to a billion parameters, 2 GB.
+# **Read it.** The bet: ZeRO-1 sends **150%** by default. `use_multi_rank_bucket_allreduce=False` reduces each part to its
+# owner alone: the paper's two rounds, in more and smaller calls. The other two settings keep gathered weights until
+# backward, and so spend memory to save a gather.
 #
 # ### Break it: ZeRO-2 with accumulation
 #
-# You accumulate over four micro-batches to send less. Predict how often each way sends its gradients.
-
+# You accumulate gradients over $g$ micro-batches before each step, to send less. Predict for $g = 4$: how often does
+# each way send its gradients?
 
 # %%
 def accumulated(name, hold_back):
@@ -395,13 +399,13 @@ for (name, hold_back), sent in zip(ways, counted, strict=True):
     times = gradient_bytes(sent, N) / gradient_bytes(runs[name].sent, N)  # beside the step of one micro-batch
     assert times == expected[name, hold_back], f"{name}: is set_requires_gradient_sync used?"
     bars["g = 4"][f"{name}, held" if name == "FSDP2" and hold_back else name] = sent
-show(draw_rounds(bars, N, round_bytes, title="What a rank sends in a step of g micro-batches: calls counted, bytes of a ring"),
+show(draw_rounds(bars, N, round_bytes, title="What a rank sends in a step of g micro-batches: calls measured, bytes by a ring's formula"),
      alt="Bars of rounds for each way. At one micro-batch all take three or four. At four DDP and ZeRO-1 stay where they were; ZeRO-2, ZeRO-3 and FSDP2 grow, FSDP2 less where it holds its gradients back.")
 
 # %% [markdown]
-# **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it sends in each backward.
-# ZeRO-1 keeps all, $2P$, and sends once. FSDP2 can do so too, by `set_requires_gradient_sync(False)`: whole fp32
-# gradients take $4P$. It still gathers in every micro-batch. (Only the figure's calls are measured.)
+# **Diagnose it.** Compare the orange parts. ZeRO-1, like DDP, keeps all gradients and sends them once. ZeRO-2 has room
+# for its own part alone, so it sends in each backward. ZeRO-3 and FSDP2 do too, and gather in every micro-batch.
+# FSDP2 can hold gradients back by `set_requires_gradient_sync(False)`; whole in fp32 they take $4P$.
 #
 # **Question.** ZeRO-2 with default settings, 8 accumulation steps: how many *rounds* in a step?
 
@@ -412,8 +416,9 @@ check("09.rounds_of_8", rounds_of_8)
 # %% [markdown]
 # ### HSDP: shard in the node, copy between nodes
 #
-# The link between nodes is the slow one. Hybrid sharding (HSDP) divides the states over the ranks of a node alone.
-# Nodes hold copies of each other, and add up gradients, once a step by `set_requires_all_reduce`.
+# ZeRO-3 and FSDP2 hold least and send most, and between nodes the link is slow. Hybrid sharding (HSDP) shards inside a
+# node only. Nodes hold copies of each other, and add up gradients once a step by `set_requires_all_reduce`. In the
+# right half of the picture only the dashed arrows cross the border.
 
 # %%
 show(draw_borders(), alt="Two nodes of two GPUs, twice. With FSDP2 one ring runs through all four and crosses the border in every "
@@ -438,19 +443,21 @@ def hybrid():
 rows, part_bytes = run_ranks(hybrid, N)[0]
 for axis in ("shard", "replicate"):  # within a "node" of two ranks, and across
     there = [row for row in rows if row.axis.endswith(axis)]
-    print(f"{axis:<9}", {kind: round(size / round_bytes, 2) for (kind, _), size in ring_bytes(there, 2).items()}, "rounds (counted calls, a ring's bytes)")
-print(f"parameters on a rank: {part_bytes / P:.2f} B/P, of 4 (measured)")
+    print(f"a rank, {axis}:", {kind: round(size / P, 2) for (kind, _), size in ring_bytes(there, 2).items()}, "bytes per parameter (counted calls, a ring's bytes)")
+across = {"FSDP2": bars["g = 4"]["FSDP2"], "HSDP": rows}
+print("a node of two to the other:", {name: round(sent_by_node(sent, N, 2) / P, 2) for name, sent in across.items()}, "bytes per parameter (the same)")
+print(f"parameters on a rank: {part_bytes / P:.2f} bytes per parameter, of 4 (measured)")
 assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce", 2 * P)], "is set_requires_all_reduce used?"
 
 # %% [markdown]
-# **Read it.** A round is $1.5P$ bytes: a rank sends 15.7 bytes per parameter in its node, (5.13 + 5.33) x 1.5,
-# and 2 across (`replicate`): one all-reduce of its half, once a step. The price: $16P/8$ of states on nodes of eight.
+# **Read it.** In four micro-batches a node of two sends the other 4 bytes per parameter, where FSDP2's ring sends 23.55.
+# The price: with nodes of eight a rank holds $16P/8$ bytes, however many nodes there are.
 
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
 #
-# At two sequences of 2,048 tokens and two micro-batches, `simulated` runs one of 64 ranks on tensors without data
-# (no GPU, but an A100's flash attention). FSDP2 on *one* rank shards nothing; HSDP shards within nodes of eight.
+# The cluster has 64 A100 of 40 GB, eight to a node. First memory: `simulated` runs one rank on tensors without data, at
+# two micro-batches of two sequences. FSDP2 on *one* rank shards nothing.
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -461,13 +468,13 @@ with torch.device("meta"):
     assert P_large == sum(p.numel() for p in Transformer(LARGE).parameters()), "the planner has another model"
 print(f"P = {P_large:,}; 16P = {16 * P_large / GB:.1f} GB (predicted): more than a T4 or a V100 of 16 GB holds")
 
-# %% jupyter={"source_hidden": true}
-def at_size(name, ranks, **step):
+# %%
+def at_size(name, ranks):
     settings = {"gradient_as_bucket_view": True} if name == "DDP" else {}
     if name in zeros:
-        settings = {"accumulation": step.get("micro_batches", 2), "reduce_bucket_size": 50_000_000}
+        settings = {"accumulation": 2, "reduce_bucket_size": 50_000_000}
         settings |= {"allgather_bucket_size": 50_000_000} if name != "ZeRO-3" else {}
-    return simulated(partial(BUILDERS[name], name, LARGE, **settings), name, ranks, **step)
+    return simulated(partial(BUILDERS[name], name, LARGE, **settings), name, ranks)
 
 
 # %%
@@ -476,90 +483,74 @@ steps["FSDP2"][1] = at_size("FSDP2", 1)
 steps["HSDP 8 x 8"] = {64: simulated(partial(hsdp, "HSDP", LARGE, nodes=8), "HSDP 8 x 8", 64)}
 formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 64)} for stage, name in enumerate(BUILDERS)}
 formulas["HSDP 8 x 8"] = {64: textbook(3, 8) * P_large}
-show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two sequences of 2,048 tokens: sharding divides states, activations stay"),
+show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two sequences of 2,048 tokens, flash attention: only states shrink"),
      alt="Stacked bars of a rank's peak: FSDP2 on one rank, then DDP, ZeRO-1, 2, 3, FSDP2 and HSDP on 64 ranks; a diamond marks the "
      "states by the formula. From one rank to 64 FSDP2's states shrink to a sliver, HSDP's to an eighth; the rest stays as it is.")
-
-# %%
-display(pd.DataFrame(peak_rows(steps, formulas)).style.format(precision=2).hide().set_caption("GB; the formula predicted, the others simulated (sends: a ring's bytes, g = 2)"))
-for sequences, length in ((2, 2048), (1, 512)) if zeros else ():
-    alone = {name: at_size(name, 64, micro_batches=1, sequences=sequences, length=length) for name in zeros[:2]}
-    print(f"one micro-batch, {sequences} x {length}:", ", ".join(f"{name} {run.peak_bytes / GB:.2f} GB" for name, run in alone.items()), "(simulated)")
+for name in ("FSDP2", "HSDP 8 x 8"):
+    print(f"{name}: a node sends {sent_by_node(steps[name][64].traffic, 64, 8) / GB:.1f} GB in this step (simulated calls, a ring's bytes, gradients in fp32)")
 
 # %% [markdown]
-# **Read it.** From one rank to 64, FSDP2's states shrink, nothing else. HSDP holds two gigabytes more than FSDP2, and
-# its node sends less than half; both reduce in fp32. DDP is highest: autocast adds bf16 copies of the weights and
-# larger activations. (It sends 20.75 GB without `no_sync`.) ZeRO-2 saves gradients with several micro-batches or small
-# activations. **At one micro-batch of 2 x 2,048 it saves nothing**: the peak is the start of backward.
+# **Read it.** Compare FSDP2's two bars: the states shrink to a sliver, and all else stays. DDP is highest, because autocast
+# adds bf16 copies of the weights and larger activations. HSDP holds two gigabytes more than FSDP2, and its node sends
+# less than half.
 #
 # ### The choice
 #
-# The course's planner predicts 64 A100 of 40 GB, eight to a node, at 512 sequences a step; gradients are sent in bf16, and
-# DDP has no autocast, which flatters it. First all take two at once ($g = 4$), then four ($g = 2$).
-# A node sends 1.25 GB/s by 10-gigabit Ethernet (the figure's lines from there to 12.5 predict nothing), 25 by a
-# 200-gigabit InfiniBand link, 200 by eight. Above 38 GB too little of 42.4 is left for CUDA's context and NCCL's buffers.
+# Now speed, by the course's planner: 512 sequences a step, two at once, hence $g = 4$. All gradients are sent in bf16, and
+# DDP has no autocast, which flatters it. A node has 10-gigabit Ethernet (1.25 GB/s), one 200-gigabit InfiniBand link
+# (25) or eight (200).
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
-for at_once in (2, 4):
-    sheet = pd.DataFrame(scheme_rows(SHAPE, BATCH, SCHEMES, at_once))
-    display(sheet.style.format(precision=1).hide().set_caption(f"{at_once} sequences at once, g = {8 // at_once} (predicted)"))
+sheet = pd.DataFrame(scheme_rows(SHAPE, BATCH, SCHEMES, 2))
+display(sheet.style.format(precision=1).hide().set_caption("two sequences at once, g = 4 (predicted)"))
 
 # %%
 NETWORKS = (1.25, 12.5, 25, 50, 100, 200)  # GB/s of a node
-titles = ("Two sequences at once: peak and bytes sent", "As many at once as fit: speed by network")
-show(draw_verdict(costs(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, NETWORKS), NETWORKS, titles=titles),
+show(draw_verdict(costs(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, 2, NETWORKS), NETWORKS, titles=("Memory and bytes sent", "Speed beside DDP's")),
      alt="Left, peak over bytes that a node sends: DDP high and left, HSDP low and left, ZeRO-2, ZeRO-3 and FSDP2 low and far to the right. "
-     "Right, tokens per second over the network's rate: HSDP is on top; all are close at 200 GB/s and far apart below 50.")
+     "Right, speed in percent of DDP's over the network's rate: HSDP stays near 100; ZeRO-2, ZeRO-3 and FSDP2 fall to half at 25 GB/s and a fifth at 1.25.")
 
 # %% [markdown]
-# **The answer: HSDP**, at two sequences for memory, at four for speed. Beside DDP's two (31.2 GB):
+# **The answer: HSDP.** It takes 13.1 GB where DDP takes 31.2: **58% less**. Beside DDP it is 3% slower at 200 GB/s, equal
+# at 25, and 11% faster at 1.25. In the figure it lies low and left in one panel, and near 100% all along the other.
 #
-# | HSDP | peak | tokens/s at 200, 25, 1.25 GB/s |
-# |---|---|---|
-# | two | 13.1 GB, -58% | -3%, equal, +11% |
-# | four | 23.2 GB, -26% | +3%, +13%, +13% |
+# ZeRO-2, ZeRO-3 and FSDP2 hold about as little, but send five to seven times as much: at 25 GB/s they run at half of
+# DDP's speed. ZeRO-1 holds a little more, and falls behind on slow networks.
 #
-# At 25 GB/s and above four lead by our 38 GB: DDP's four, 41.2 GB, are *tight* on a card that shows about
-# [42.4](https://github.com/TianheWu/CoSeR/issues/10). Where they fit, HSDP leads by 1, 4 and 12% (predicted).
+# ZeRO-1 reduced to owners (section 5) was not timed: it sends DDP's bytes, but in small calls that the planner does not
+# count. Nor were the other settings of section 5.
 #
-# FSDP2 sends more than three times as much between nodes, too much to hide on a slow network. ZeRO-1 keeps up at
-# 200 GB/s, since a rank updates a 64th of the weights. Reduced to owners (section 5) it is HSDP's rival: DDP's bytes,
-# 15.8 GB, and +3, +2 and 0% at two sequences (predicted, its smaller calls free). Section 5's other settings and
-# `zero_hpz_partition_size` are left out.
+# ### How far to trust it
 #
-# Next, the planner tested; and HSDP's four over DDP's two.
+# Two tables test the planner. The third changes one thing at a time in the verdict.
 
 # %% jupyter={"source_hidden": true}
-for rows, says in ((trust.beside_simulation(SHAPE, steps), "peaks at two micro-batches, predicted and simulated"),
-                   (trust.beside_published(), "llm-foundry's 1.3B on A100-40GB, FSDP, published; the planner's predicted")):
+for rows, says in ((trust.beside_simulation(SHAPE, steps), "memory: peaks at two micro-batches, predicted and simulated"),
+                   (trust.beside_published(), "speed: llm-foundry's 1.3B by FSDP on A100-40GB, published, and the planner"),
+                   (trust.verdict_stretched(SHAPE, BATCH), "the verdict: HSDP over DDP (predicted)")):
     display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption(says))
-print(trust.verdict_stretched(SHAPE, BATCH))
-print(trust.seven_billion(BATCH))
+print(trust.links())
 
 # %% [markdown]
-# **Read it.** Memory agrees to 3% where the planner counts this model's norms and loss. "Nothing sharded" is FSDP2 on
-# one rank: DDP under autocast takes 36.3 GB, 16% more than planned.
+# **Memory** agrees to 3%, but for DDP: autocast takes 5 GB more, so HSDP frees more than the answer says.
 #
-# Speed is predicted 7 to 9% too high, and 33% for 32 GPUs, unexplained. **The ranking is untested**: these
-# runs shard fully, at 200 GB/s, eight or ten at once, without accumulation over nodes. Leads of a few
-# percent mean nothing.
+# **Speed** is predicted 7 to 9% too high, and 33% for 32 GPUs, unexplained. All these runs shard fully. **Nothing
+# published tests the ranking**: take a few percent for a tie, and measure HSDP beside your DDP.
 #
-# At 1.25 GB/s both wait for the network, whose rate cancels (TCP's 0.6 is one source's "at most"; the other has 0.32 to
-# 0.48): the 13% are bytes in NCCL's rings, $(63/64)/(7/8)$. At 25 the lead is 7 to 13%, most of it by four sequences.
-# Measure HSDP against your DDP.
-#
-# 7B leaves less choice: no A100 holds DDP's 16 bytes a parameter; one of 40 GB holds HSDP's share. (The planner
-# adds 4 bytes, which AdamW's step takes without `fused=True`.)
+# **The verdict** moves by a few percent with other links and with fp32 gradients. At 1.25 GB/s the lead comes from the
+# bytes that a node sends, 5.2 GB against 4.6. These are a ring's; NCCL may choose trees. Four sequences at once turn
+# freed memory into speed: HSDP then leads DDP's two by 3 to 13%. DDP's own four would leave CUDA and NCCL about 1 GB of
+# the card's 42.4.
 #
 # ### The job
 #
-# HSDP, four sequences at once. Gradients are reduced in fp32: nodes send the simulated 9.2 GB. At its
-# 200 GB/s the lead, 2%, means nothing: you gain 8 GB, not speed.
+# HSDP, two at once, with gradients reduced in fp32. At this cluster's 200 GB/s you give up 5% of DDP's speed for 18 GB a
+# GPU (predicted). If you measure such a loss, try four at once.
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
-plan = Plan(dp=64, zero_stage=3, shard_ranks=8, framework="fsdp", micro_batch=4)
+plan = Plan(dp=64, zero_stage=3, shard_ranks=8, framework="fsdp", micro_batch=2)
 job = export(SHAPE, cluster, plan, BATCH)
 folder = here.root / "build" / "lesson-09"  # git ignores this folder
 print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on each node:\n{job.torchrun}")
@@ -569,14 +560,15 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 #
 # | take | when | costs |
 # |---|---|---|
-# | DDP | states fit on every rank | gradients twice, unless as views |
-# | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round by default; whole gradients |
-# | ZeRO-2 | gradients are too large as well | reduces in each backward |
-# | ZeRO-3 | parameters too; you have DeepSpeed's configs, or NVMe | up to $3g$ rounds; a bucket that stays |
-# | FSDP2 | parameters too, in PyTorch; saves that any number of ranks loads ([lesson 16](../advanced/16_runs_that_survive.ipynb)) | gathers in every micro-batch |
-# | HSDP | FSDP2 on several nodes, where a node's share fits | $16P$ over a node's ranks only |
+# | DDP | states fit on every rank | $16P$ on each |
+# | ZeRO-1 | optimizer state is too large | a third round by default |
+# | ZeRO-2 | gradients are too large as well | gradients sent in each micro-batch |
+# | ZeRO-3, FSDP2 | parameters are too large as well | parameters gathered in each, too |
+# | HSDP | as FSDP2, on several nodes: gathers stay inside a node | $16P$ over a node's ranks only |
 #
-# FSDP1's `FULL_SHARD` is FSDP2, `SHARD_GRAD_OP` is `reshard_after_forward=False`, `HYBRID_SHARD` is HSDP.
+# **ZeRO-3 or FSDP2?** Take FSDP2 for a loop in plain PyTorch, and for checkpoints that any number of ranks loads
+# ([lesson 16](../advanced/16_runs_that_survive.ipynb)). Take ZeRO-3 where a configuration file drives the run, or states
+# go to NVMe ([lesson 07](07_offload.ipynb)).
 #
 # **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), and its
 # [solution](../../solutions/intermediate/09_sharding.ipynb).
@@ -584,8 +576,8 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch: HSDP.** Yours are `model.blocks` (equal blocks), `batches` (a multiple of `g`), `nodes` of `gpus`
-# each, and `g` micro-batches a step. This replaces DDP's wrapper and autocast:
+# **Plain PyTorch: HSDP.** It replaces DDP's wrapper and autocast. Yours are `model.blocks`, `nodes` of `gpus` each,
+# `g` micro-batches a step, and this rank's `batches`, a multiple of `g`.
 #
 # ```python
 # import os
@@ -599,7 +591,7 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # # torchrun has started the ranks; each has set its device and called init_process_group
 # assert all(p.dtype == torch.float32 for p in model.parameters())  # or masters and moments would be bf16
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-# mesh = init_device_mesh("cuda", (nodes, gpus), mesh_dim_names=("replicate", "shard"))  # FSDP2: no mesh
+# mesh = init_device_mesh("cuda", (nodes, gpus), mesh_dim_names=("replicate", "shard"))  # plain FSDP2: no mesh
 # for block in model.blocks:
 #     fully_shard(block, mesh=mesh, mp_policy=policy)
 # fully_shard(model, mesh=mesh, mp_policy=policy)  # the rest
@@ -636,15 +628,13 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 #     save()
 # ```
 #
-# A model too large for a host: make it under `torch.device("meta")`, shard it, call `model.to_empty(device="cuda")`,
-# and load weights by `set_model_state_dict` with `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
-# `to_empty` leaves garbage in buffers too: compute again those that no checkpoint holds (`persistent=False`, as Llama's
-# `inv_freq`).
+# A model too large for a host: make it under `torch.device("meta")`, shard it, call `model.to_empty(device="cuda")`, and
+# load weights by `set_model_state_dict` with `StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)`.
+# Compute again what no checkpoint holds, such as Llama's `inv_freq`.
 #
-# **transformers, by DeepSpeed.** Take stage 1 where you accumulate; 3 where the
-# weights do not fit, with the model made after the arguments and `stage3_gather_16bit_weights_on_model_save`. For FSDP2
-# write `fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}` in place of `deepspeed=`
-# (transformers 5).
+# **transformers, by DeepSpeed.** Take stage 1 where you accumulate. Where the weights do not fit take stage 3, make the
+# model after the arguments, and set `stage3_gather_16bit_weights_on_model_save`. For FSDP2 replace `deepspeed=` by
+# `fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}` (transformers 5).
 #
 # ```python
 # from transformers import Trainer, TrainingArguments

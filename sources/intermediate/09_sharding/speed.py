@@ -12,10 +12,6 @@ from utils.planner.step_time.collectives import Group
 from utils.units import GB
 
 NODES, GPUS, GPUS_A_NODE = 8, 64, 8
-SIZES = (1, 2, 4, 8)
-LIMIT_GB = (
-    38  # of the 42.4 that a card of 40 GiB shows: CUDA's context and NCCL's buffers take the rest
-)
 RATES_GB = (
     200,
     25,
@@ -48,7 +44,7 @@ class Scheme(NamedTuple):
     stage: int
     shard_ranks: int | None = None
 
-    def plan(self, micro_batch: int, recompute: str = "none") -> Plan:
+    def plan(self, micro_batch: int) -> Plan:
         """On 64 ranks."""
         return Plan(
             dp=GPUS,
@@ -56,7 +52,6 @@ class Scheme(NamedTuple):
             shard_ranks=self.shard_ranks,
             framework=self.framework,
             micro_batch=micro_batch,
-            recompute=recompute,
         )
 
 
@@ -91,15 +86,6 @@ def speed(shape: ModelShape, batch: Batch, plan: Plan, network_gb: float) -> flo
     return told(shape, batch, plan, network_gb).tokens_per_second / GPUS
 
 
-def largest(shape: ModelShape, batch: Batch, scheme: Scheme) -> Plan:
-    """The plan with the most sequences at once that takes `LIMIT_GB` or less, nothing recomputed."""
-    plans = [scheme.plan(size) for size in SIZES]
-    return max(
-        (plan for plan in plans if peak_gb(shape, batch, plan) <= LIMIT_GB),
-        key=lambda plan: plan.micro_batch,
-    )
-
-
 def costs(shape: ModelShape, batch: Batch, micro_batch: int) -> dict[str, tuple[float, float]]:
     """By scheme, GB that a node sends in a step, and GB of one GPU at its peak."""
     plans = {name: scheme.plan(micro_batch) for name, scheme in SCHEMES.items()}
@@ -109,12 +95,13 @@ def costs(shape: ModelShape, batch: Batch, micro_batch: int) -> dict[str, tuple[
     }
 
 
-def speeds(shape: ModelShape, batch: Batch, networks_gb: Sequence[float]) -> dict[str, list[float]]:
-    """By scheme and how many at once fit, tokens per second of a GPU at each rate of the network."""
-    plans = {name: largest(shape, batch, scheme) for name, scheme in SCHEMES.items()}
+def speeds(
+    shape: ModelShape, batch: Batch, micro_batch: int, networks_gb: Sequence[float]
+) -> dict[str, list[float]]:
+    """By scheme, tokens per second of a GPU at each rate of the network."""
+    plans = {name: scheme.plan(micro_batch) for name, scheme in SCHEMES.items()}
     return {
-        f"{name}, {plan.micro_batch} at once": [speed(shape, batch, plan, gb) for gb in networks_gb]
-        for name, plan in plans.items()
+        name: [speed(shape, batch, plan, gb) for gb in networks_gb] for name, plan in plans.items()
     }
 
 
@@ -126,16 +113,13 @@ def scheme_rows(
 
 
 def _row(name: str, shape: ModelShape, batch: Batch, plan: Plan) -> dict[str, str | float]:
-    peak = peak_gb(shape, batch, plan)
     row: dict[str, str | float] = {
         "": name,
-        "peak, GB": peak,
+        "peak, GB": peak_gb(shape, batch, plan),
         "node sends, GB": node_bytes(shape, batch, plan) / GB,
     }
     for rate in RATES_GB:
-        fits = peak <= LIMIT_GB
-        text = f"{speed(shape, batch, plan, rate):,.0f}" if fits else f"over {LIMIT_GB} GB"
-        row[f"tokens/s/GPU at {rate:g} GB/s"] = text
+        row[f"tokens/s/GPU at {rate:g} GB/s"] = f"{speed(shape, batch, plan, rate):,.0f}"
     return row
 
 

@@ -17,8 +17,6 @@ from utils.units import GB, Category, Evidence
 from utils.views.style import LOOKS, course_style, empty_figure, print_evidence
 
 from .holders import draw_holders
-from .speed import GPUS_A_NODE
-from .ways import sent_by_node
 
 _SHARDED = {
     "DDP": (),
@@ -32,8 +30,6 @@ _SENT = {
     "ZeRO-2": "the same, gradients\nbucket by bucket",
     "ZeRO-3": "gather each block twice, whole\nfor a moment; scatter its gradients",
 }
-_STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
-_MOST_NAMED = 3
 _THINNEST = 1 / 200  # of the highest bar: less is no part that a reader sees
 _MOST_SCHEMES, _GAP = 6, 1.0  # bars around one number of ranks; and between two, in bars
 
@@ -46,42 +42,6 @@ def draw_who_holds() -> Figure:
         figure, [Evidence.PREDICTED], ["16 bytes a parameter, mixed precision with Adam"]
     )
     return figure
-
-
-def peak_rows(
-    peaks: Mapping[str, Mapping[int, Measurement]],
-    predicted_bytes: Mapping[str, Mapping[int, float]],
-) -> list[dict[str, str | float]]:
-    """Each peak beside its formula, in GB: its states, the rest, what a node of eight sends, and the
-    largest of the rest.
-
-    Args:
-        peaks: by strategy, a step's measurement by the number of ranks.
-        predicted_bytes: by strategy, bytes of states by the number of ranks.
-    """
-    return [
-        _peak_row(f"{name}, {ranks}", run, predicted_bytes[name][ranks], ranks)
-        for name, found in peaks.items()
-        for ranks, run in found.items()
-    ]
-
-
-def _peak_row(
-    label: str, run: Measurement, formula_bytes: float, ranks: int
-) -> dict[str, str | float]:
-    sizes = {str(category): size / GB for category, size in run.breakdown.items()}
-    rest = {name: size for name, size in sizes.items() if name not in _STATES}
-    largest = sorted(rest, key=lambda name: -rest[name])[:_MOST_NAMED]
-    return {
-        "": label,
-        "formula": formula_bytes / GB,
-        "peak": run.peak_bytes / GB,
-        "states": sum(sizes.values()) - sum(rest.values()),
-        "rest": sum(rest.values()),
-        "node sends": sent_by_node(run.traffic, ranks, GPUS_A_NODE) / GB,
-        "in": run.peak_phase,
-        "largest of the rest": ", ".join(f"{name} {rest[name]:.2f}" for name in largest),
-    }
 
 
 def draw_staircase(

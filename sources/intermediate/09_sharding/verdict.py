@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -9,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from utils.checked import check_public
+from utils.planner.cluster import PLAIN_PORT
 from utils.traffic.collectives import Traffic
-from utils.units import Category, Evidence
+from utils.units import GB, Category, Evidence
 from utils.views.style import LOOKS, course_style, print_evidence
 
 from .ways import ring_bytes
@@ -61,7 +63,7 @@ def draw_rounds(
         handles = {kind: _patch(kind) for kind in _KINDS}
         figure.legend(handles.values(), handles, loc="outside lower left", ncols=3, fontsize=10)
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-        print_evidence(figure, [Evidence.MEASURED], ["four ranks"])
+        print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], ["four ranks"])
     return figure
 
 
@@ -149,20 +151,27 @@ def draw_verdict(
 
     Args:
         cost: by scheme, GB that a node sends in a step, and GB of one GPU at its peak.
-        speeds: by label, tokens per second of a GPU at each rate; schemes in the same order.
-        rates_gb: that a node sends to others in a second.
+        speeds: by scheme, in the same order, tokens per second at each rate; drawn as percent of
+            the first scheme's.
+        rates_gb: that a node sends to others in a second, rising. No line joins those of TCP to those
+            of InfiniBand.
         titles: of both panels.
     """
+    slow = sum(rate * GB < PLAIN_PORT for rate in rates_gb)
+    first = next(iter(speeds.values()))
     with course_style():
         figure = Figure(figsize=(12, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        lines = zip(cost.items(), speeds.items(), strict=True)
-        for number, ((name, (sent, peak)), (label, rates)) in enumerate(lines):
-            left.plot(sent, peak, _MARKERS[number], ms=10, label=name)
+        for number, (name, (sent, peak)) in enumerate(cost.items()):
+            (point,) = left.plot(sent, peak, _MARKERS[number], ms=10)
             up = 7 if number in (1, 3) else -16  # ZeRO-1 and 3 lie above and right of a neighbour
             left.annotate(name, (sent, peak), (7, up), textcoords="offset points", fontsize=10)
-            look = {"marker": _MARKERS[number], "ls": _LINES[number], "ms": 6, "label": label}
-            right.plot(rates_gb, [each / 1000 for each in rates], **look)
+            shares = [100 * own / its for own, its in zip(speeds[name], first, strict=True)]
+            for part, line in ((slice(slow), ""), (slice(slow, None), _LINES[number])):
+                right.plot(
+                    rates_gb[part], shares[part], _MARKERS[number], ls=line, ms=7,
+                    color=point.get_color(), label=name if line else None,
+                )  # fmt: skip
         left.set(xlabel="a node sends in a step (GB)", ylabel="peak of one GPU (GB)")
         left.set(xlim=(0, 1.25 * max(sent for sent, _ in cost.values())))
         left.set_ylim(0, 1.15 * max(peak for _, peak in cost.values()))
@@ -170,14 +179,24 @@ def draw_verdict(
         right.set_xticks(rates_gb, [f"{rate:g}" for rate in rates_gb])
         right.minorticks_off()
         right.set(
-            xlabel="line rate of a node's network (GB/s)", ylabel="thousand tokens/s of one GPU"
+            xlabel="line rate of a node's network (GB/s)",
+            ylabel=f"tokens/s in percent of {next(iter(speeds))}'s",
         )
-        right.set_ylim(bottom=0)
-        right.legend(fontsize=10)
+        right.set_ylim(0, 125)
+        if 0 < slow < len(rates_gb):
+            _border(right, math.sqrt(rates_gb[slow - 1] * rates_gb[slow]))
+        right.legend(fontsize=10, loc="lower right")
         for axes, title in zip((left, right), titles, strict=True):
             axes.set_title(title, fontsize=12, loc="left")
         print_evidence(figure, [Evidence.PREDICTED])
     return figure
+
+
+def _border(axes: Axes, at: float) -> None:
+    """Between networks whose links the planner reckons by two shares of their line rate."""
+    axes.axvline(at, color="#777777", ls=":", lw=1.2)
+    for says, side in (("TCP  ", "right"), ("  InfiniBand", "left")):
+        axes.text(at, 122, says, ha=side, va="top", fontsize=10, color="#555555")
 
 
 __all__ = ["draw_borders", "draw_rounds", "draw_verdict"]

@@ -27,17 +27,7 @@ from utils.traffic.collectives import Traffic
 from utils.traffic.counter import traffic
 
 MICRO_BATCH, LENGTH, VOCABULARY = 2, 64, 256
-# What a peak is made of; inputs and the like are less than a hundredth of it here.
-AT_PEAK = (
-    "parameters",
-    "gradients",
-    "optimizer state",
-    "cast weights",
-    "activations",
-    "logits and loss",
-    "communication buffers",
-    "temporaries",
-)
+AT_PEAK = ("parameters", "gradients", "optimizer state", "activations")  # the rest is one sum
 SINGLE_NUMBERS_BYTES = 64  # step counts, norms and flags are smaller
 
 Sizes = dict[tuple[str, str], int]  # bytes by kind (or collective) and dtype
