@@ -158,3 +158,16 @@ def test_frees_of_autocasts_cache_are_put_in_order() -> None:
     ordered = [START, *births, *map(died, births)]
     shuffled = timeline([START, *births, *(died(births[i]) for i in (2, 0, 1))])
     assert stream(shuffled) == ordered
+
+
+def test_like_blocks_are_told_apart_where_that_is_asked() -> None:
+    first, second, third = (born(8) for _ in range(3))
+    messages = [START, first, second, third]
+    ends = [died(first)._replace(values=(8, younger)) for younger in (1, 1, 0)]
+    made = timeline([*messages, *ends], told_apart=True)
+    born_then_died = sorted((a.born_ns, a.died_ns) for a in made.allocations)
+    assert born_then_died == [(1, 5), (2, 4), (3, 6)]
+    assert stream(made, told_apart=True) == [*messages, *ends]
+    assert stream(made) == [*messages, *map(died, (first, second, third))]
+    with pytest.raises(Misaligned, match="before its birth"):
+        timeline([START, first, died(first)._replace(values=(8, 1))], told_apart=True)

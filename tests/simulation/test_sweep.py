@@ -47,9 +47,8 @@ def test_each_batch_is_that_of_a_whole_simulation() -> None:
         assert extended.peak_bytes == whole.peak_bytes
         assert extended.breakdown == whole.breakdown
         assert extended.peak_phase == whole.peak_phase
-        assert extended.reserved_bytes == pytest.approx(
-            whole.reserved_bytes, rel=0.034, abs=20 * MIB
-        )
+        assert extended.reserved_bytes is not None and whole.reserved_bytes is not None
+        assert abs(extended.reserved_bytes - whole.reserved_bytes) <= 2 * MIB, "a segment at most"
         card = simulated_device("RTX 4090")
         own = card.verdict(extended.peak_bytes, extended.reserved_bytes)
         assert extended.notes[0] == own, "the verdict of its own peak"

@@ -41,6 +41,17 @@ class ModuleSpan(NamedTuple):
     cast_bytes: tuple[int, ...] = ()
 
 
+class LibraryMemory(NamedTuple):
+    """Memory that a library takes at its first use, and never gives back.
+
+    A first step takes it `events` births and deaths after the phase called `phase` first began.
+    """
+
+    bytes: int
+    phase: str
+    events: int
+
+
 class KnownStorage(NamedTuple):
     """At `time_ns`, the storage at `address` held something of this category.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from utils.memory.events import LibraryMemory
 from utils.memory.timeline import Breakdown, MemoryTimeline
 from utils.units import Evidence, format_bytes, format_seconds
 
@@ -20,6 +21,7 @@ class Measurement:
     reserved and the driver's own figure; on CPU the process's resident memory). `traffic` lists
     what one rank of a simulated world communicates (`utils.traffic.collectives.Traffic`).
     `host_timeline` is what the program placed in host memory, where that is counted apart.
+    `library_memory` is where in a first step a simulated GPU's libraries take their own.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Measurement:
     notes: tuple[str, ...] = ()
     traffic: tuple[Any, ...] = ()
     host_timeline: MemoryTimeline | None = None
+    library_memory: tuple[LibraryMemory, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

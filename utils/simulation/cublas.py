@@ -39,26 +39,36 @@ def workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 class Workspaces:
-    """Which thread of a simulated process has its workspace."""
+    """Which thread of a simulated process has its workspace.
+
+    `taken` lists, in order, whether the thread is backward's, and its bytes; `turns` at which time
+    a thread multiplied matrices after the other had.
+    """
 
     def __init__(self, capability: tuple[int, int]) -> None:
+        self.taken: list[tuple[bool, int]] = []
+        self.turns: list[tuple[bool, int]] = []
         self._bytes = workspace_bytes(capability)
         version = tuple(int(part) for part in torch.__version__.split(".")[:2])
         self._lt_bytes = LT_BYTES if version <= LT_APART_UNTIL else 0
-        self._taken: set[tuple[Any, bool]] = set()
+        self._served: set[tuple[Any, bool]] = set()
 
-    def taken_by(self, func: Any) -> int:
+    def taken_by(self, func: Any, now_ns: int = 0) -> int:
         """Bytes that an operation takes for good; 0 for all but a thread's first product."""
         if func not in PRODUCTS:
             return 0
         thread = inside_backward()
+        if not self.turns or self.turns[-1][0] is not thread:
+            self.turns.append((thread, now_ns))
         taken = self._first("cublas", thread, self._bytes)
         if self._lt_bytes and func is aten.addmm.default:
             taken += self._first("cublasLt", thread, self._lt_bytes)
+        if taken:
+            self.taken.append((thread, taken))
         return taken
 
     def _first(self, library: str, thread: bool, size_bytes: int) -> int:
-        if (library, thread) in self._taken:
+        if (library, thread) in self._served:
             return 0
-        self._taken.add((library, thread))
+        self._served.add((library, thread))
         return size_bytes

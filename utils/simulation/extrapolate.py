@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,21 +12,24 @@ from torch import nn
 from utils.checked import asks_first
 from utils.memory.budget import Budget, budget
 from utils.memory.measurement import Measurement
-from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
 from utils.parallel.dims import ParallelDims
 from utils.simulation.alignment import align, line
 from utils.simulation.arguments import look_at_depths
-from utils.simulation.cuda_allocator import requests, reserved
-from utils.simulation.devices import SIMULATED, VERDICTS, simulated_device
+from utils.simulation.devices import simulated_device
+from utils.simulation.extended import (
+    Depths,
+    extended_measurement,
+    lasting_notes,
+    on_line,
+    refusal,
+)
 from utils.simulation.garbage import set_aside
 from utils.simulation.message_stream import Misaligned, stream, timeline
 from utils.simulation.result_cache import SharedResults
-from utils.simulation.simulate import KEPT, simulate
-from utils.traffic.collectives import Traffic
+from utils.simulation.simulate import simulate
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer | None]]
-Depths = tuple[int, int, int]
 
 # The first and the second layer differ from the others where weights are gathered ahead. Four
 # layers between the second and the third depth tell every layer, every 2nd, ... every 6th apart.
@@ -85,9 +87,9 @@ def extrapolate(
 
     Returns:
         A measurement with evidence *simulated*; its last note says what it was extended from.
-        `reserved_bytes` is that of the extended step alone, without the gaps that the step before
-        it left: within some percent of a whole simulation's. `host_bytes` is None where the
-        host's peak does not grow along a line.
+        `reserved_bytes` is that of the extended step after a first one, which is made of it
+        (`utils.simulation.first_step`): a whole simulation's, mostly to the segment. `host_bytes`
+        is None where the host's peak does not grow along a line.
 
     Raises:
         ValueError: the small steps do not align, or `layers` is no whole number of repetitions.
@@ -134,118 +136,48 @@ def extrapolate(
     return dataclasses.replace(result, notes=tuple(filter(None, [verdict, *lasting_notes(result)])))
 
 
-_EXTENDED = "Extended from"
-
-
-def lasting_notes(found: Measurement) -> tuple[str, ...]:
-    """What a measurement says beside the verdict on its own peak."""
-    return tuple(note for note in found.notes if not note.startswith((*VERDICTS, KEPT)))
-
-
 @set_aside()  # messages by the ten thousand, none of them garbage
 def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measurement:
     """Extend three simulations of rising depth to `layers`."""
     period = depths[1] - depths[0]
-    first, second, third = (stream(m.timeline) for m in found)
-    try:
+
+    def extended(told_apart: bool) -> MemoryTimeline:
+        first, second, third = (stream(m.timeline, told_apart) for m in found)
         pattern = align((first, second, third), (depths[2] - depths[0]) // period)
-        extended = timeline(pattern.stream((layers - depths[0]) // period))
+        return timeline(pattern.stream((layers - depths[0]) // period), told_apart)
+
+    try:
+        deep = _told_apart_if_possible(extended)
     except Misaligned as error:
-        raise _refusal("layers", depths, error, "simulate() runs the whole depth.") from error
-    return _extended(found, extended, depths, layers, "layers")
+        raise refusal("layers", depths, error, "simulate() runs the whole depth.") from error
+    return extended_measurement(found, deep, depths, layers, "layers")
+
+
+def _told_apart_if_possible(extended: Callable[[bool], MemoryTimeline]) -> MemoryTimeline:
+    """Which of several like blocks dies decides where gaps are left; where it does not repeat from
+    layer to layer, or changes with the batch, sums are right still."""
+    try:
+        return extended(True)
+    except Misaligned:
+        return extended(False)
 
 
 @set_aside()
 def larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) -> Measurement:
     """Extend three simulations of rising batch size to `batch`, block by block."""
-    try:
+
+    def extended(told_apart: bool) -> MemoryTimeline:
         messages = line(
-            [stream(m.timeline) for m in found],
-            lambda sizes_bytes: _on_line(sizes_bytes, sizes, batch, grain),
+            [stream(m.timeline, told_apart) for m in found],
+            lambda sizes_bytes: on_line(sizes_bytes, sizes, batch, grain),
         )
+        return timeline(messages, told_apart)
+
+    try:
+        large = _told_apart_if_possible(extended)
     except Misaligned as error:
-        raise _refusal("samples", sizes, error, "simulate() takes any batch.") from error
-    return _extended(found, timeline(messages), sizes, batch, "samples")
-
-
-def _extended(
-    found: Sequence[Measurement], deep: MemoryTimeline, places: Depths, place: int, what: str
-) -> Measurement:
-    base = found[0]
-    note = f"{_EXTENDED} {_listed(places)} {what} to {place}, allocation by allocation."
-    return dataclasses.replace(
-        base,
-        timeline=deep,
-        traffic=_traffic(found, places, place, what),
-        allocator_bytes=_allocator_bytes(found, deep, places, place),
-        notes=(*lasting_notes(base), note),
-    )
-
-
-def _allocator_bytes(
-    found: Sequence[Measurement], deep: MemoryTimeline, places: Depths, place: int
-) -> dict[str, int]:
-    """What the caching allocator says of the extended step, and the host's peak where it grows
-    along a line; {} for a CPU."""
-    if not found[0].allocator_bytes:
-        return {}
-    room_bytes = simulated_device(found[0].device.removeprefix(SIMULATED)).usable_bytes
-    cache = reserved(*requests(deep), room_bytes)
-    said = {
-        "allocated peak": cache.allocated_peak_bytes,
-        "reserved peak": cache.reserved_peak_bytes,
-    }
-    with contextlib.suppress(Misaligned):  # another moment of the step decides at another size
-        hosts = [m.allocator_bytes["host peak"] for m in found]
-        said["host peak"] = _on_line(hosts, places, place, 1)
-    return said
-
-
-def _on_line(values: Sequence[int], places: Sequence[int], place: int, grain: int) -> int:
-    """The value at `place` on the line through the outer two points, rounded up to `grain`.
-
-    Raises:
-        Misaligned: the middle point is off the line by more than the rounding of all three.
-    """
-    low, middle, high = values
-    first, second, third = places
-    whole = third - first
-    off = low * whole + (high - low) * (second - first) - middle * whole
-    if off and abs(off) >= grain * whole:
-        raise Misaligned(f"A block takes {low:,}, {middle:,} and {high:,} bytes: no line.")
-    exact = low * whole + (high - low) * (place - first)
-    return rounded(-(-exact // whole), grain)
-
-
-def _traffic(
-    found: Sequence[Measurement], places: Depths, place: int, what: str
-) -> tuple[Traffic, ...]:
-    """Calls and bytes of each kind of collective, along their lines."""
-    first, *others = (
-        [dataclasses.replace(row, calls=0, payload_bytes=0) for row in m.traffic] for m in found
-    )
-    if any(other != first for other in others):
-        problem = Misaligned("Their steps communicate in different ways.")
-        raise _refusal(what, places, problem, "simulate() runs them as they are.")
-    rows = []
-    for same in zip(*(m.traffic for m in found), strict=True):
-        try:
-            calls = _on_line([row.calls for row in same], places, place, 1)
-            size = _on_line([row.payload_bytes for row in same], places, place, 1)
-        except Misaligned as error:
-            raise _refusal(what, places, error, "simulate() runs them as they are.") from error
-        rows.append(dataclasses.replace(same[0], calls=calls, payload_bytes=size))
-    return tuple(rows)
-
-
-def _refusal(what: str, places: Depths, error: Misaligned, instead: str) -> ValueError:
-    hint = ""
-    if what == "layers":
-        hint = (
-            " Where every k-th layer differs, give from_layers that lie k apart, "
-            "such as (k, 2 * k, 3 * k); where early layers differ, begin deeper."
-        )
-    return ValueError(f"{_listed(places)} {what} cannot be extended. {error}{hint} Else {instead}")
+        raise refusal("samples", sizes, error, "simulate() takes any batch.") from error
+    return extended_measurement(found, large, sizes, batch, "samples")
 
 
 def _check_rising(name: str, places: Depths, wanted: int) -> None:
@@ -265,7 +197,3 @@ def _check_repetitions(depths: Depths, layers: int) -> None:
             f"from_layers={depths} repeat every {second - first} layers, and {third} and {layers} "
             f"must lie two or more whole repetitions above {first}. Choose depths that do."
         )
-
-
-def _listed(places: Depths) -> str:
-    return f"{places[0]}, {places[1]} and {places[2]}"

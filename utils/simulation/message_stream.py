@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ Values = tuple[int, ...]
 _NUMBER = re.compile(r"\d+")
 # Order of messages at one time: a phase begins, blocks die, blocks are born.
 _MARK, _DIED, _BORN, _EXISTING = range(4)
-_COPY_DIED = (_DIED, Category.CAST_WEIGHTS)
 
 
 class Message(NamedTuple):
     """One message of a stream.
 
     `label` is all that must be the same at every depth. `values` are the numbers that may grow
-    with depth: the bytes, then the indices in the module's path.
+    with depth: the bytes, then the indices in the module's path; of a death told apart at last
+    how many blocks of its label and size live that were born after it.
     """
 
     label: tuple[Any, ...]
@@ -52,8 +52,12 @@ class Misaligned(ValueError):
     """Streams differ by more than repeated stretches, or have grown by more than a line."""
 
 
-def stream(timeline: MemoryTimeline) -> list[Message]:
-    """The messages of a step in order of time."""
+def stream(timeline: MemoryTimeline, told_apart: bool = False) -> list[Message]:
+    """The messages of a step in order of time.
+
+    `told_apart`: a death says which block of its label and size it is, for those to whom it matters
+    where a block lies. Without it, streams are alike that differ in that alone.
+    """
     rows: list[_Row] = [
         (mark.time_ns, _MARK, 0, Message((_MARK, mark.phase, mark.label)))
         for mark in timeline.marks
@@ -63,31 +67,49 @@ def stream(timeline: MemoryTimeline) -> list[Message]:
         rows.append((block.born_ns, _BORN, number, _message(born, block)))
         if block.died_ns is not None:
             rows.append((block.died_ns, _DIED, number, _message(_DIED, block)))
-    return list(_in_order(sorted(rows, key=lambda row: row[:3])))
+    ordered = _in_order(sorted(rows, key=lambda row: row[:3]))
+    return list(_told_apart(ordered)) if told_apart else [message for *_, message in ordered]
 
 
-def _in_order(rows: Iterable[_Row]) -> Iterator[Message]:
-    """The messages of sorted rows. Autocast's copies die at its end in the order of a hash table
-    over addresses, no two times the same; here they die in the order of their births."""
-    for are_copies, run in groupby(rows, lambda row: row[3].label[:2] == _COPY_DIED):
+def _in_order(rows: Iterable[_Row]) -> Iterator[_Row]:
+    """Sorted rows, as they are. Autocast's copies, and what hangs on them, die at its end in the order
+    of a hash table over addresses, no two times the same; here in the order of their births."""
+    for are_deaths, run in groupby(rows, lambda row: row[1] == _DIED):
         ordered = list(run)
-        if are_copies:
+        if are_deaths and any(row[3].label[1] is Category.CAST_WEIGHTS for row in ordered):
             ordered.sort(key=lambda row: row[2])
-        yield from (row[3] for row in ordered)
+        yield from ordered
 
 
-def timeline(messages: Stream) -> MemoryTimeline:
+def _told_apart(rows: Iterable[_Row]) -> Iterator[Message]:
+    codes = _Codes()
+    alive: defaultdict[tuple[int, Values], list[int]] = defaultdict(list)
+    for _, kind, number, message in rows:
+        if kind == _MARK:
+            yield message
+            continue
+        same = alive[codes[message.label], message.values]
+        if kind == _DIED:
+            at = same.index(number)
+            del same[at]
+            message = message._replace(values=(*message.values, len(same) - at))
+        else:
+            same.append(number)
+        yield message
+
+
+def timeline(messages: Stream, told_apart: bool = False) -> MemoryTimeline:
     """The inverse of `stream`, on a clock that counts messages.
 
-    Blocks of one label and size die in the order of their births; which of them it is
-    changes no sum.
+    Unless they are told apart, blocks of one label and size die in the order of their births;
+    which of them it is changes no sum.
 
     Raises:
         Misaligned: a block dies that is not alive.
     """
     marks: list[Mark] = []
     births: list[tuple[Message, int]] = []
-    alive: defaultdict[tuple[int, Values], deque[int]] = defaultdict(deque)
+    alive: defaultdict[tuple[int, Values], list[int]] = defaultdict(list)
     codes = _Codes()
     died: dict[int, int] = {}
     now_ns = 0
@@ -96,12 +118,15 @@ def timeline(messages: Stream) -> MemoryTimeline:
         if message.kind == _MARK:
             marks.append(Mark(now_ns, *message.label[1:]))
             continue
-        same = alive[codes[message.label], message.values]
+        is_told = told_apart and message.kind == _DIED
+        values = message.values[:-1] if is_told else message.values
+        same = alive[codes[message.label], values]
+        younger = message.values[-1] if is_told else len(same) - 1
         if message.kind != _DIED:
             same.append(len(births))
             births.append((message, now_ns))
-        elif same:
-            died[same.popleft()] = now_ns
+        elif 0 <= younger < len(same):
+            died[same.pop(-1 - younger)] = now_ns
         else:
             raise Misaligned(f"{message} comes before its birth.")
     blocks = [_block(birth, i, born, died.get(i)) for i, (birth, born) in enumerate(births)]

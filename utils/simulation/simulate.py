@@ -33,6 +33,7 @@ from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
+from utils.simulation.first_step import library_memory
 from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
 from utils.simulation.imports import imported_with_data
@@ -162,6 +163,7 @@ def simulate(
         allocator_bytes=said,
         notes=tuple(filter(None, notes)),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
+        library_memory=library_memory(watcher.workspaces, result.timeline),
     )
 
 

@@ -11,14 +11,8 @@ from utils.checked import asks_first
 from utils.memory.measurement import Measurement
 from utils.simulation.arguments import look_at_depths
 from utils.simulation.devices import simulated_device
-from utils.simulation.extrapolate import (
-    FROM_LAYERS,
-    BuildAt,
-    Depths,
-    extrapolate,
-    larger,
-    lasting_notes,
-)
+from utils.simulation.extended import Depths, lasting_notes
+from utils.simulation.extrapolate import FROM_LAYERS, BuildAt, extrapolate, larger
 
 
 @asks_first(look_at_depths("sweep", ("model", "optimizer", "batch")))

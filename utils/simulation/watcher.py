@@ -86,7 +86,7 @@ class _Handler(SimulatedMemory):
         values: Values,
         workspaces: Workspaces | None = None,
     ) -> None:
-        self._known, self._workspaces = KnownValues(), workspaces
+        self._known, self.workspaces = KnownValues(), workspaces
         super().__init__(granularity_bytes, has_host, self._known.died)
         self._scratch = scratch
         self._own_results = _OWN_RESULTS if has_host else _ON_CPU
@@ -155,8 +155,8 @@ class _Handler(SimulatedMemory):
         self._known.learn(func, args, kwargs, out)
         if func.namespace != "aten":
             self._communication(func, args, kwargs)
-        if self._workspaces is not None and func in PRODUCTS and not to_host:
-            self.keep(self._workspaces.taken_by(func))
+        if self.workspaces is not None and func in PRODUCTS and not to_host:
+            self.keep(self.workspaces.taken_by(func, self._clock))
         if scratch_bytes and not to_host:
             self.workspace(scratch_bytes)
         if cache is not None and call is not None and recipe is None:
