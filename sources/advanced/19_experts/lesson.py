@@ -347,8 +347,8 @@ for count in (3, 4):
 
 # %% [markdown]
 # **Read it.** The upper bar passes the dashed line: one node cannot keep all activations. **With layers recomputed, 4,096 tokens a rank
-# fit at any load**, since only one layer's rows are alive at a time. They fit with FSDP alone, too. Three sequences fit, but not
-# a fourth: the loss makes all logits at once.
+# fit at any load**, since only one layer's rows are alive at a time. They fit with FSDP alone, too. At load 1
+# three sequences fit, but not a fourth, as the loss makes all logits at once.
 # ### Few tokens a rank: move rows. Many tokens: move weights
 #
 # FSDP alone gathers the experts twice a step and sums their gradients: the same bytes for any number of tokens. EP moves rows, in six
@@ -520,8 +520,8 @@ print_tokens("EP 16, once per node, is faster than EP 8", SPEEDS, {
     f"weights hidden, load {load}": [tokens_below(two, speed, (load, load), True) for speed in SPEEDS] for load in (1, 2)})
 
 # %% [markdown]
-# **Read it.** Across nodes a plain all-to-all takes longer than the replicas' weights, and once per node a third as long. **Where weights
-# hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a dispatcher.**
+# **Read it.** With 4,096 tokens, a plain all-to-all takes longer across nodes than the replicas' weights; once per node takes a third of
+# their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a dispatcher.**
 #
 # With EP the host waits for each layer's counts, so that FSDP starts the next gather late. Weights hide only if it is told what to
 # prefetch, as in the last cell's PyTorch lines.
@@ -556,8 +556,8 @@ for (make, fault), losses in found.items():
 # ## Recap
 #
 # - Arithmetic follows $k$, model states follow $E$.
-# - FSDP alone moves weights, as many for any number of tokens. EP moves $4kTh$ numbers a mean rank, layer and step, and waits for the
-#   busiest rank.
+# - FSDP alone moves weights, as many for any number of tokens. EP moves rows, $4kTh$ numbers a mean rank, layer and step, and waits
+#   for the busiest rank. So few tokens a rank speak for EP, and many tokens or a high load for FSDP alone.
 # - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
 # - Balance each layer, over the whole batch.
 #
