@@ -61,6 +61,7 @@ from utils.lessons.lesson_19.training import held_out, rows_sent, train, train_o
 from utils.simulation.devices import simulated_device
 
 # %% [markdown]
+#
 # ## 1. Arithmetic follows what is used, memory what is held
 #
 # A mixture of experts has $E$ feed-forward layers in place of one: the *experts*. A *router*, a small matrix, sends each token
@@ -99,6 +100,7 @@ states_gb = ...
 check("19.states_gb", states_gb)
 
 # %% [markdown]
+#
 # ## 2. A router sends each token to its experts
 #
 # The router gives each token a probability for each expert. The token goes to the $k$ most probable experts, the *top-k*. Their
@@ -183,8 +185,8 @@ for name, layer in layers.items():
 print(f"FLOPs are counted, bytes measured; 2 k copies of 2,048 vectors of 256 numbers: {2 * 2 * 2048 * 256 * 4 / 2**20:.1f} MiB (predicted)")
 
 # %% [markdown]
-# **Read it.** **At equal arithmetic the mixture costs four times the model states.** It also keeps 8 MiB more for backward, copies of
-# vectors: $k$ that experts get and $k$ that they give. **At equal model states it saves arithmetic and activations.**
+# **Read it.** **At equal arithmetic the mixture costs four times the model states.** It also keeps 8 MiB more for backward, the copies of
+# vectors. **At equal model states it saves arithmetic and activations.**
 #
 # ## 3. On several ranks, rows travel to their experts
 #
@@ -231,8 +233,7 @@ def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
 # rank, and sees that rank's tokens alone. So its gradients are summed over the ranks and divided by 4. An expert is on *one* rank,
 # and has worked on all ranks' rows. **Its gradient is summed already, and is only divided by 4.**
 #
-# `keep_my_experts` leaves each rank a quarter of a small model's experts. `train` takes ten steps, each rank on its quarter of the
-# batch.
+# Each rank keeps a quarter of a small model's experts, and takes ten steps on its quarter of the batch:
 
 # %%
 def by_the_rule(model, summed=".experts."):  # these gradients are summed already
@@ -293,6 +294,7 @@ mb_an_exchange = ...
 check("19.mb_an_exchange", mb_an_exchange)
 
 # %% [markdown]
+#
 # ### With FSDP: experts have a group of their own
 #
 # Now two of four ranks share the experts, so each expert has two *replicas*. FSDP shards experts over **their replicas**, and the rest
@@ -326,6 +328,7 @@ print(f"2 expert ranks x 2 replicas: losses {gap:.0e} from one process; a rank k
 assert gap < 1e-12 and held == everything / RANKS, "each number of the experts once, on one of four ranks"
 
 # %% [markdown]
+#
 # ### Qwen3 fits one node, if layers are recomputed
 #
 # We *simulate* one of eight H100s: a step runs without values, and every allocation is counted. Load 8 is the worst case, in which all
@@ -349,6 +352,7 @@ for count in (3, 4):
 # **Read it.** The upper bar passes the dashed line: one node cannot keep all activations. **With layers recomputed, 4,096 tokens a rank
 # fit at any load**, since only one layer's rows are alive at a time. They fit with FSDP alone, too. At load 1
 # three sequences fit, but not a fourth, as the loss makes all logits at once.
+#
 # ### Few tokens a rank: move rows. Many tokens: move weights
 #
 # FSDP alone gathers the experts twice a step and sums their gradients: the same bytes for any number of tokens. EP moves rows, in six
@@ -394,15 +398,15 @@ show(draw_choice(step_seconds, drawn, circles, NVLINK / 1e9),
      alt="Time of a step over computing alone: EP 8 is nearly level, higher at load 2; FSDP alone falls, and crosses it as printed above.")
 
 # %% [markdown]
-# **Read it.** Follow the solid blue line. With few tokens, gathering weights takes longer than computing, and EP 8 is faster. At a circle
-# both take equally long. To its right the weights hide, while EP 8 still waits for rows. **With few tokens a rank, move rows; with many,
-# move weights.**
+# **Read it.** Follow the solid blue line. With few tokens, gathering weights takes longer than computing, and EP 8 is faster. At a circle both
+# take equally long. Further right weights hide, while EP 8 still waits for rows. **With few tokens a rank, move rows; with many, move weights.**
 #
 # **The circle hangs on load**, which only EP pays: at load 2 it comes much earlier. If weights do not hide (dotted), EP 8 at load 1 is
 # faster with any number of tokens that fits.
 #
-# Half the NVLink gives the numbers of twice the TFLOP/s. The published step, waits included, reached 277 of these, so tuned software
-# computes at least as fast. The prediction leaves out that with EP each expert gets eight times the rows in a matmul.
+# The published step, waits included, reached 277 TFLOP/s, so tuned software computes at least as fast. The prediction leaves out that
+# with EP each expert gets eight times the rows in a matmul.
+#
 # ## 4. Balance: a layer ends when its busiest rank is done
 #
 # Nothing makes a router treat experts alike. There are two cures. An **auxiliary loss** $E \sum_e f_e P_e$ is added to the loss, with
@@ -453,8 +457,7 @@ for way, found in trained.items():
 # the mean (right). **Both cures bring load down, and losses stay within the seeds' spread.**
 #
 # **Over whose tokens?** A rank's own tokens may all be code, and rightly need the same experts. So
-# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873): $f_e$ counts all ranks' rows.
-# That is also what one process would do:
+# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873), as one process would:
 
 # %%
 def all_ranks(load):
@@ -497,14 +500,13 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
 # **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing. **So balance each layer, over the whole
 # batch.**
 #
-# **Capacity.** Some implementations give each expert room for a fixed number of rows, and **drop** the rest. *Dropless* ones, as here,
-# wait.
+# **Capacity.** Some implementations **drop** an expert's rows beyond a limit. *Dropless* ones, as here, wait.
 #
 # ## 5. Across nodes: stay inside, or send each vector once
 #
-# On two nodes of 8 H100, EP 8 keeps rows inside a node. Each expert has a replica in the other node, and the replicas' weights and
-# gradients cross. With EP 16 rows cross. A plain all-to-all sends a row for each of a token's experts over there, 4 of 8 where all are
-# chosen alike. A *dispatcher* such as DeepEP sends the vector **once per node**, where a rank passes it on.
+# On two nodes of 8 H100, EP 8 keeps rows inside a node, and the weights and gradients of experts' replicas cross. With EP 16 rows cross. A
+# plain all-to-all sends a row for each of a token's experts over there, on average 4. A *dispatcher* such as DeepEP sends the vector
+# **once per node**, where a rank passes it on.
 
 # %% jupyter={"source_hidden": true}
 half, six = EXPERTS / 16 * (2 + 2 + 4), 6 * EXCHANGE  # a rank has half of its experts, and its replica the other half
@@ -523,8 +525,8 @@ print_tokens("EP 16, once per node, is faster than EP 8", SPEEDS, {
 # **Read it.** With 4,096 tokens, a plain all-to-all takes longer across nodes than the replicas' weights; once per node takes a third of
 # their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a dispatcher.**
 #
-# With EP the host waits for each layer's counts, so that FSDP starts the next gather late. Weights hide only if it is told what to
-# prefetch, as in the last cell's PyTorch lines.
+# Weights hide only if FSDP is told what to prefetch, as in the last cell's PyTorch lines.
+#
 # ## Break it, diagnose it
 #
 # Experts' gradients are averaged over the wrong group, all ranks. Or they are divided by the wrong number, as FSDP was not told 4.
@@ -550,25 +552,26 @@ for (make, fault), losses in found.items():
     assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group or divisor is found by the tenth loss in fp64"
 
 # %% [markdown]
-# **Diagnose it.** First losses are right: no gradient is in them. A wrong group mixes in other experts' gradients, and the direction is
-# wrong. A wrong divisor keeps the direction and doubles the size, which AdamW divides away and nearly hides. So compare experts' first
-# gradient, in size and direction, with one process's.
+# **Diagnose it.** First losses are right: no gradient is in them. A wrong group mixes in other experts' gradients, so their direction is
+# wrong. A wrong divisor doubles their size, which AdamW divides away and nearly hides. So compare experts' first gradient, in
+# size and direction, with one process's.
+#
 # ## Recap
 #
 # - Arithmetic follows $k$, model states follow $E$.
-# - FSDP alone moves weights, as many for any number of tokens. EP moves rows, $4kTh$ numbers a mean rank, layer and step, and waits
-#   for the busiest rank. So few tokens a rank speak for EP, and many tokens or a high load for FSDP alone.
+# - FSDP alone moves weights, as many for any number of tokens. EP moves rows, $4kTh$ numbers a mean rank, layer and step.
+# - Few tokens a rank speak for EP, many tokens or a high load for FSDP alone.
 # - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
 # - Balance each layer, over the whole batch.
 #
 # Do the [lab](../../labs/advanced/19_experts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/19_experts.ipynb).
 #
-# **References.** [Mixtures](https://arxiv.org/abs/1701.06538), [GShard](https://arxiv.org/abs/2006.16668),
-# [DeepSeek-V3](https://arxiv.org/abs/2412.19437), [DeepEP](https://github.com/deepseek-ai/DeepEP),
-# [NeMo AutoModel](https://github.com/NVIDIA-NeMo/Automodel).
+# **References.** [GShard](https://arxiv.org/abs/2006.16668), [DeepSeek-V3](https://arxiv.org/abs/2412.19437),
+# [DeepEP](https://github.com/deepseek-ai/DeepEP), [NeMo AutoModel](https://github.com/NVIDIA-NeMo/Automodel).
 
 # %% [markdown]
+#
 # ## On Monday
 #
 # Train Qwen3-30B-A3B on one node of 8 H100 with transformers (5.23 here), layers recomputed, under `torchrun --nproc-per-node 8`:
