@@ -6,6 +6,7 @@ this rank's share, reached by two exchanges. A simulation has no values: how man
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,10 +99,11 @@ def qwen3_30b_a3b(
     card: str = "H100",
     recompute: bool = False,
     layers_again: bool = False,
+    sequences: int = 1,
 ) -> Measurement:
     """A step of one of `ranks` ranks: experts over groups of `expert_ranks`, the rest by FSDP.
 
-    Parameters, gradients and Adam's states in fp32, computing in bf16; one sequence of 4,096 tokens.
+    Parameters, gradients and Adam's states in fp32, computing in bf16; sequences of 4,096 tokens, whole logits.
     With `expert_ranks` of 1 FSDP alone shares the experts, and no row travels. This rank gets `load` times
     the rows of the mean rank in every layer. `recompute` is of experts alone,
     `layers_again` of whole layers, as the transformers library does it, with their exchanges.
@@ -136,7 +138,7 @@ def qwen3_30b_a3b(
     # Layers are alike from the second on, so the shortest depths show all there is.
     return extrapolate(
         build,
-        _language_step,
+        partial(_language_step, sequences),
         layers=48,
         from_layers=(2, 3, 4),
         device=card,
@@ -145,22 +147,24 @@ def qwen3_30b_a3b(
     )
 
 
-def qwen3_flops(length: int = TOKENS) -> float:
-    """Products of a step of 4,096 tokens in sequences of `length`, forward and backward.
+def token_flops(length: int = TOKENS) -> tuple[float, float]:
+    """Floating-point operations of Qwen3-30B-A3B for a token, forward and backward: all but the experts, and the experts.
 
-    The embedding is read without a product. Attention's scores and sums are halved by causality.
+    The embedding is read without a product. Attention's scores and sums, in sequences of `length` tokens, are
+    halved by causality.
     """
     c: Any = model_config("Qwen/Qwen3-30B-A3B")
     experts = c.num_experts_per_tok * 3 * c.hidden_size * c.moe_intermediate_size
     heads = c.num_attention_heads * c.head_dim
     projections = c.hidden_size * c.head_dim * 2 * (c.num_attention_heads + c.num_key_value_heads)
     router = c.hidden_size * c.num_local_experts
-    layer = experts + projections + router + length * heads
-    return 6 * TOKENS * (c.num_hidden_layers * layer + c.vocab_size * c.hidden_size)
+    layer = projections + router + length * heads
+    rest = c.num_hidden_layers * layer + c.vocab_size * c.hidden_size
+    return 6.0 * rest, 6.0 * c.num_hidden_layers * experts
 
 
-def _language_step(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    tokens = torch.zeros(1, TOKENS, dtype=torch.long)
+def _language_step(sequences: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    tokens = torch.zeros(sequences, TOKENS, dtype=torch.long)
     logits = model(input_ids=tokens, use_cache=False).logits
     F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()).backward()
     optimizer.step()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,54 +15,59 @@ from utils.views.style import course_style, empty_figure, print_evidence
 _ROWS, _WEIGHTS, _EXPERTS = "#bd1f01", "#2a6db0", "#832db6"
 
 
+_LINES = (("-", _WEIGHTS, 2.5), (":", _WEIGHTS, 2.0), ("--", _ROWS, 2.5), ("-.", _ROWS, 1.5))
+
+
 def draw_choice(
-    compute: Mapping[float, float],
-    rows: float,
-    weights: float,
-    crossings: Sequence[float],
+    seconds: Callable[..., float],
+    ways: Mapping[str, tuple[Any, float, bool]],
+    crossings: Mapping[float, Sequence[int]],
     link_rate: float,
 ) -> Figure:
-    """Seconds of a step for 1,000 tokens of a rank, by its tokens, at several speeds of computing.
+    """A step's time over that of computing at load 1, by a rank's tokens, a panel for each speed of computing.
 
     Args:
-        compute: {TFLOP/s: seconds that a token's products take}.
-        rows: seconds that a token's rows take, which wait for nothing and nothing for them.
-        weights: seconds that gathering and reducing the weights takes, in any step.
-        crossings: tokens at which rows take as long as weights that hide, for each speed.
+        seconds: of a step, by (layout, tokens, TFLOP/s, load, whether weights hide).
+        ways: {name: (layout, load, whether weights hide)}: weights that hide, weights that do not, rows at two loads.
+        crossings: {TFLOP/s: tokens at which rows at these two loads take as long as weights that hide}.
         link_rate: GB/s of one rank, at which rows and weights were reckoned.
     """
-    tokens = [2 ** (power / 4) for power in range(32, 65)]
+    tokens = [2 ** (power / 4) for power in range(32, 55)]
+    rows = list(ways.values())[2:]
     with course_style():
-        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
-        places = figure.subplots(1, len(compute))
-        for axes, (speed, each), cross in zip(places, compute.items(), crossings, strict=True):
-            lines = (
-                ("FSDP alone, weights not hidden", ":", _WEIGHTS, [each + weights / n for n in tokens]),
-                ("FSDP alone, weights hidden", "-", _WEIGHTS, [max(each, weights / n) for n in tokens]),
-                ("EP 8", "--", _ROWS, [each + rows for _ in tokens]),
-            )  # fmt: skip
-            for name, line, color, seconds in lines:
+        figure = Figure(figsize=(9.0, 4.4), layout="constrained")
+        places = figure.subplots(1, len(crossings), sharey=True)
+        for axes, (speed, counts) in zip(places, crossings.items(), strict=True):
+
+            def over(n: float, layout: Any, load: float, hides: bool, at: float = speed) -> float:
+                return seconds(layout, n, at, load, hides) / seconds((0.0, 0.0), n, at, 1, True)
+
+            for (name, way), (line, color, wide) in zip(ways.items(), _LINES, strict=True):
                 label = name if axes is places[0] else ""
-                axes.plot(tokens, [1000 * s for s in seconds], line, color=color, lw=2, label=label)
-            high = 1000 * (each + rows)
-            axes.plot(cross, high, "o", ms=8, color="white", markeredgecolor="black", zorder=4)
-            where = (cross * 0.93, high * 0.9)
-            axes.text(*where, f"{cross:,.0f}", ha="right", va="top", fontsize=10)
+                times = [over(n, *way) for n in tokens]
+                axes.plot(tokens, times, line, color=color, lw=wide, label=label)
+            for count, way in zip(counts, rows, strict=True):
+                time = over(count, *way)
+                axes.plot(count, time, "o", ms=7, color="white", markeredgecolor="black", zorder=4)
+                axes.text(count * 0.93, time - 0.04, f"{count:,}", ha="right", va="top", fontsize=10)  # fmt: skip
             axes.set_xscale("log", base=2)
-            axes.set_xticks([2**n for n in (8, 10, 12, 14, 16)], ["256", "1k", "4k", "16k", "64k"])
-            axes.set_ylim(0, 2.6 * high)
+            axes.set_xticks([2**n for n in (8, 10, 11, 12, 13)], ["256", "1k", "2k", "4k", "8k"])
+            axes.set_ylim(0.95, 2.6)
             axes.set_title(f"{speed:g} TFLOP/s", fontsize=11)
             axes.set_xlabel("tokens a rank")
-        places[0].set_ylabel("seconds for 1,000 tokens of a rank")
+        places[0].set_ylabel("time of a step / computing at load 1")
         figure.suptitle(
-            f"Qwen3-30B-A3B on 8 H100, bf16, NVLink at {link_rate:.0f} GB/s, layers recomputed, load 1",
-            fontsize=12,
+            f"Qwen3-30B-A3B on 8 H100, bf16, NVLink at {link_rate:.0f} GB/s, layers recomputed,\n"
+            "gradients summed in fp32, sequences of at most 4,096 tokens",
+            fontsize=11,
             weight="bold",
         )
-        figure.legend(loc="outside lower center", ncols=3, fontsize=10)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=10)
         print_evidence(figure, [Evidence.PREDICTED])
     return figure
 
+
+_WHITE = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"}
 
 _PARTS = (
     ("parameters", "#3f90da", ""),
@@ -110,7 +116,8 @@ def draw_peaks(bars: Mapping[str, Sequence[float]], limit_gib: float) -> Figure:
             fontsize=11,
         )
         axes.set_title(
-            "Qwen3-30B-A3B, 4,096 tokens a rank, fp32 states, bf16 compute: peaks", fontsize=12
+            "Qwen3-30B-A3B on 8 H100, 4,096 tokens a rank, fp32 states: peaks",
+            fontsize=12,
         )
         axes.grid(False, axis="y")
         figure.legend(loc="outside lower center", ncols=3, fontsize=9.5)
@@ -154,8 +161,8 @@ def draw_crossing(
             axes.set_ylim(-0.16, 0.96)
             axes.set_title(name, fontsize=11)
         figure.suptitle(
-            "Qwen3-30B-A3B, 4,096 tokens, bf16, six exchanges a layer, load 1: what a rank sends\n"
-            f"at {inside_rate:.0f} GB/s inside a node and {across_rate:.0f} GB/s across",
+            "What a rank of two nodes sends for its experts: Qwen3-30B-A3B, 4,096 tokens, bf16, layers recomputed,\n"
+            f"load 1, gradients summed in fp32; {inside_rate:.0f} GB/s inside a node, {across_rate:.0f} GB/s across",
             weight="bold", fontsize=11,
         )  # fmt: skip
         print_evidence(figure, [Evidence.PREDICTED])
@@ -194,9 +201,6 @@ def _draw_once(axes: Axes) -> None:
     for x in _PLACES:
         _row(axes, (0.5, 0.32), (x, 0.21), 1)
     axes.text(0.5, 0.5, "the vector once, and\none weighted sum back", ha="center", va="center", fontsize=10, bbox=_WHITE, zorder=3)  # fmt: skip
-
-
-_WHITE = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"}
 
 
 def _draw_ends(axes: Axes) -> None:

@@ -18,13 +18,17 @@ Compute = Callable[..., Tensor]
 
 
 class Experts(nn.Module):
-    """Experts of one layer, those that this rank holds: `w_in` (E, H, 2 F), `w_out` (E, F, H)."""
+    """Experts of one layer, those that this rank holds: `w_in` (E, H, 2 F), `w_out` (E, F, H).
+
+    Attributes:
+        first: the number of the first of them, among all of the layer.
+    """
 
     def __init__(self, hidden: int, width: int, count: int, compute: Compute) -> None:
         super().__init__()
         self.w_in = nn.Parameter(torch.randn(count, hidden, 2 * width) * hidden**-0.5)
         self.w_out = nn.Parameter(torch.randn(count, width, hidden) * width**-0.5)
-        self.compute = compute
+        self.compute, self.first = compute, 0
 
     def forward(self, x: Tensor, router: Tensor, k: int, **options: Any) -> Tensor:
         """(T, H) -> (T, H)."""
@@ -102,7 +106,7 @@ def keep_my_experts(model: Any, place: int, places: int, compute: Compute) -> No
     """
     for block in model.blocks:
         experts = block.feedforward.experts
-        held_experts(len(experts.w_in), places)
+        experts.first = place * held_experts(len(experts.w_in), places)
         for name, whole in list(experts.named_parameters()):
             setattr(experts, name, nn.Parameter(whole.detach().chunk(places)[place].clone()))
         experts.compute = compute

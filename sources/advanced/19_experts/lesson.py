@@ -14,7 +14,7 @@
 # **The question.** Mixtral-8x7B has 47B parameters and uses 13B of them for a token. What does that save, and what does
 # it cost?
 #
-# **Promise.** You route tokens by hand, also on four ranks; choose to move weights or tokens; and balance a router.
+# **Promise.** You route tokens to experts by hand, decide whether weights or tokens should travel, and balance a router.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,9 +22,10 @@
 #
 # ## A bet
 #
-# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each; gradients are summed in fp32, and backward recomputes every layer.
-# Either each GPU gathers all experts' weights, layer by layer ([FSDP](../intermediate/09_sharding.ipynb) alone); or it keeps an eighth
-# of the experts, and tokens' vectors travel. For its experts, how many times as many bytes does it send with FSDP alone?
+# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each. Backward recomputes every layer, and gradients are summed in fp32.
+# With [FSDP](../intermediate/09_sharding.ipynb) alone, each GPU gathers all experts' weights, layer by layer. With *expert
+# parallelism*, each keeps an eighth of the experts, and tokens' vectors travel. How many times as many bytes does a GPU send for
+# its experts with FSDP alone?
 
 # %%
 my_bet_times = 1.0
@@ -48,22 +49,23 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from utils.catalog import link
 from utils.fitting.model_configs import model_config
-from utils.lessons.lesson_19.at_size import qwen3_30b_a3b, qwen3_flops
+from utils.lessons.lesson_19.at_size import qwen3_30b_a3b, token_flops
 from utils.lessons.lesson_19.exchange import gathered_counts
 from utils.lessons.lesson_19.figures import draw_dispatch, draw_exchange, draw_held_and_used, draw_load, draw_mesh
 from utils.lessons.lesson_19.figures_at_size import draw_choice, draw_crossing, draw_peaks, peak_parts
 from utils.lessons.lesson_19.layers import Biased, Mixture, dense, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.published import PARAMETERS
 from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes
-from utils.lessons.lesson_19.tables import print_published, print_tokens
+from utils.lessons.lesson_19.tables import most_tokens, print_published, print_tokens
 from utils.lessons.lesson_19.training import held_out, rows_sent, train, train_on_text
 from utils.simulation.devices import simulated_device
 
 # %% [markdown]
-# ## 1. Held, and used
 #
-# A mixture of experts has $E$ feed-forward layers in place of one, the *experts*, and a *router*, a small matrix that sends
-# each token to $k$ of them. Every token uses all the rest, also the *shared expert* that DeepSeek adds.
+# ## 1. Arithmetic follows what is used, memory what is held
+#
+# A mixture of experts has $E$ feed-forward layers in place of one: the *experts*. A *router*, a small matrix, sends each token
+# to $k$ of them. Every token uses everything else.
 
 # %%
 CONFIGS = {"Mixtral-8x7B": model_config("mistralai/Mixtral-8x7B-v0.1"),
@@ -87,7 +89,8 @@ print(f"Mixtral-8x7B, model states at 16 bytes a parameter: {16 * held:.0f} GB; 
       f"{held / used:.1f} times as many (predicted)")
 
 # %% [markdown]
-# **Read it.** **Arithmetic follows what is used; [model states](../00_glossary.ipynb) follow what is held.**
+# **Read it.** A token is computed with the parameters at the circle. [Model states](../00_glossary.ipynb) exist for all those at the
+# square. **So Mixtral computes like a model of 13B, and needs memory like one of 47B.**
 #
 # **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states have all ranks together, if nothing is
 # held twice?
@@ -97,10 +100,11 @@ states_gb = ...
 check("19.states_gb", states_gb)
 
 # %% [markdown]
-# ## 2. Router, top-k, dispatch
 #
-# The router gives each token a probability for each expert. The token goes to the $k$ largest, and their outputs are
-# added, weighted by those probabilities, scaled to sum to 1. An expert is the feed-forward layer of a Llama.
+# ## 2. A router sends each token to its experts
+#
+# The router gives each token a probability for each expert. The token goes to the $k$ most probable experts, the *top-k*. Their
+# outputs are added, weighted by these probabilities, which are scaled to sum to 1. An expert is a feed-forward layer like Llama's.
 
 # %%
 def route(x, router, k, bias=0.0):  # the bias comes in section 4
@@ -116,8 +120,8 @@ def one_expert(rows, w_in, w_out):
 
 
 # %% [markdown]
-# A token's vector is copied $k$ times. These **rows** are sorted, so that each expert's lie in one piece. That is
-# *dispatch*. *Combine* brings the results back into the tokens' order, and adds the $k$ of each token. With five tokens:
+# Each token's vector is copied $k$ times. A copy is called a **row**. *Dispatch* sorts the rows by expert. *Combine* brings the
+# results back into the tokens' order, and adds up the $k$ of each token. Follow the ten rows of five tokens:
 
 # %% jupyter={"source_hidden": true}
 five = torch.tensor([[1, 3], [0, 1], [3, 1], [2, 0], [1, 2]])  # the experts of each token
@@ -129,7 +133,7 @@ print("counts: rows of each expert            ", five.flatten().bincount(minleng
 print("order.argsort(): where each row went   ", order.argsort().tolist())
 
 # %% [markdown]
-# For any number of tokens, with the experts' work between:
+# For any number of tokens, with the experts' work in between:
 
 # %%
 def by_expert(rows, counts, w_in, w_out):  # `F.grouped_mm` does one matmul of all experts in a call
@@ -152,7 +156,7 @@ def mixture(x, router, w_in, w_out, k, bias=0.0):
 
 
 # %% [markdown]
-# By definition every expert computes every token, times a weight that is mostly zero. Does dispatch give the same?
+# By definition, every expert computes every token, and most results are weighted by zero. Does dispatch give the same?
 
 # %%
 RANKS, H = 4, 32  # ranks of section 3; numbers in a token's vector
@@ -166,8 +170,8 @@ print("dispatched:", "equal bit for bit" if gap == 0 else f"{gap:.0e} from the d
 assert gap < 1e-6, "dispatch computes something else: fp32 rounds at 6e-8, and sums have few terms"
 
 # %% [markdown]
-# **What does it save?** Beside a mixture of 8 experts of width 512, $k = 2$, stand dense layers that compute as much (width 1,024)
-# and that hold as much (4,096):
+# **What does it save?** Beside a mixture of 8 experts, of which a token uses 2, we set a dense layer that computes as much, and one that
+# holds as much:
 
 # %%
 layers = {"dense, the same FLOPs": dense(256, 1024), "8 experts, 2 a token": Mixture(256, 512, 8, 2, mixture),
@@ -181,13 +185,13 @@ for name, layer in layers.items():
 print(f"FLOPs are counted, bytes measured; 2 k copies of 2,048 vectors of 256 numbers: {2 * 2 * 2048 * 256 * 4 / 2**20:.1f} MiB (predicted)")
 
 # %% [markdown]
-# **Read it.** The mixture keeps what the small layer keeps, and copies of each vector: $k$ that experts get, $k$ that they give.
-# **At equal FLOPs a mixture costs model states and copies of vectors. At equal model states it saves FLOPs and activations.**
+# **Read it.** **At equal arithmetic the mixture costs four times the model states.** It also keeps 8 MiB more for backward, the copies of
+# vectors. **At equal model states it saves arithmetic and activations.**
 #
-# ## 3. Experts on four ranks
+# ## 3. On several ranks, rows travel to their experts
 #
-# **Expert parallelism (EP)**: the ranks of a group, eight in *EP 8*, share a layer's experts, and each reads its own tokens. Rows
-# travel to their experts and back by an [all-to-all](11_links.ipynb). Gradients take the same ways:
+# **Expert parallelism (EP)** shares a layer's experts among the ranks of a group, eight in *EP 8*. Each rank reads its own tokens. Rows
+# travel to their experts and back by an [all-to-all](11_links.ipynb), and gradients in backward take the same ways:
 
 # %%
 class Send(torch.autograd.Function):
@@ -206,7 +210,7 @@ class Send(torch.autograd.Function):
 
 
 # %% [markdown]
-# First each rank tells all others, by an all-gather, how many rows it has for each expert:
+# A rank must know how many rows will come. So an all-gather first tells all ranks everyone's counts:
 
 # %%
 def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
@@ -225,17 +229,16 @@ def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
 
 
 # %% [markdown]
-# **The rule of gradients.** The loss is the mean over all ranks' tokens, equally many on each. All but the experts is on
-# every rank, which has a part of its gradient: sum over the ranks, then divide by 4. An expert is on *one* rank and has
-# worked on all ranks' rows: its gradient is summed already, and is only divided by 4.
+# **Which gradients are summed?** The loss is the mean over all ranks' tokens, equally many on each. All but the experts is on every
+# rank, and sees that rank's tokens alone. So its gradients are summed over the ranks and divided by 4. An expert is on *one* rank,
+# and has worked on all ranks' rows. **Its gradient is summed already, and is only divided by 4.**
 #
-# `keep_my_experts` leaves a rank `whole.chunk(4)[rank]` of each matrix of a small model's experts. `train` takes ten steps, each rank on
-# its quarter of the batch.
+# Each rank keeps a quarter of a small model's experts, and takes ten steps on its quarter of the batch:
 
 # %%
-def by_the_rule(model):
+def by_the_rule(model, summed=".experts."):  # these gradients are summed already
     for name, p in model.named_parameters():
-        if ".experts." not in name:
+        if summed not in name:
             dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
 
@@ -249,8 +252,8 @@ def on_ranks():
 
 
 # %% [markdown]
-# **Predict the bytes.** A rank with $T$ tokens puts in $kT$ rows of $h$ numbers, and sends back as many as *came*, in forward and in
-# backward. Over all $R$ ranks that makes $R \cdot 4 k T h$ numbers a layer and step.
+# **How many bytes travel?** A rank with $T$ tokens puts $kT$ rows of $h$ numbers into the first exchange, and as many as *came* into
+# the second. Backward repeats both. Over all $R$ ranks that makes $R \cdot 4 k T h$ numbers a layer and step.
 
 # %%
 def in_one_process(make=torch.optim.AdamW):
@@ -268,6 +271,9 @@ print(f"put into exchanges by all ranks: {sent:,} bytes (measured), {expected:,}
 assert gap < 1e-12, "fp64 sums in another order: more than 1e-12 in ten steps is another gradient"
 assert sent == expected and held == everything / RANKS, "over all ranks k T rows each, four times"
 
+# %% [markdown]
+# So four ranks train as one. In red, rank 1's rows in the first layer, at the first step:
+
 # %% jupyter={"source_hidden": true}
 first_step = results[0][3]
 show(draw_exchange(first_step, 32, 2),
@@ -277,7 +283,8 @@ print("rows of each rank (down) for each rank (across):")
 print(*(" ".join(f"{n:4}" for n in row) for row in first_step.tolist()), sep="\n")
 
 # %% [markdown]
-# **Read it.** Ranks put in equally many rows, and get unequally many. **Load** is a rank's rows over the mean rank's.
+# **Read it.** Each rank puts in 64 rows, but unequally many come to the experts. **Load** is the rows that come to a rank over those of
+# the mean rank. A layer's load is its busiest rank's, for which all others wait.
 #
 # **Question.** DeepSeek-V3: $k = 8$, $h = 7168$. How many MB ($10^6$ bytes) does a rank put into *one* exchange for 4,096 tokens
 # in bf16?
@@ -287,11 +294,12 @@ mb_an_exchange = ...
 check("19.mb_an_exchange", mb_an_exchange)
 
 # %% [markdown]
+#
 # ### With FSDP: experts have a group of their own
 #
-# Let two of four ranks share the experts: each expert has two *replicas*. FSDP then shards experts over **their replicas**
-# and the rest over all ranks. It divides gradients by the size of its group, which is 2 for experts. The loss is a mean over 4
-# ranks, so `set_gradient_divide_factor` must say 4.
+# Now two of four ranks share the experts, so each expert has two *replicas*. FSDP shards experts over **their replicas**, and the rest
+# over all ranks. By itself it divides a gradient by the size of its group, 2 for experts. The loss is a mean over 4 ranks, so
+# `set_gradient_divide_factor` must say 4.
 
 # %% jupyter={"source_hidden": true}
 show(draw_mesh(),
@@ -320,72 +328,11 @@ print(f"2 expert ranks x 2 replicas: losses {gap:.0e} from one process; a rank k
 assert gap < 1e-12 and held == everything / RANKS, "each number of the experts once, on one of four ranks"
 
 # %% [markdown]
-# ### Weights, or rows?
 #
-# FSDP alone gathers a layer's experts on every rank, twice a step, and sums their gradients: the same bytes for any number of
-# tokens, which can move *while* the GPU computes. Rows grow with tokens, and here experts wait for them. (Layers recomputed make
-# a third more FLOPs, and six exchanges. All else moves by FSDP either way.)
-# FSDP alone also takes memory, for two layers' experts and gradients:
-
-# %%
-NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
-EXPERTS = 48 * 128 * 3 * 2048 * 768  # numbers in Qwen3-30B-A3B's experts: layers, experts, three matrices
-EXCHANGE = 48 * 8 * 4096 * 2048 * 2  # bytes of one exchange in every layer: k rows for each of 4,096 tokens, in bf16
-weights, rows = EXPERTS * (2 + 2 + 4) * 7 / 8, 6 * EXCHANGE * 7 / 8  # two gathers in bf16, one sum in fp32; an eighth stays here
-print(f"for experts FSDP alone sends {weights / 1e9:.0f} GB a rank and step, EP 8 {rows / 1e9:.1f} GB with 4,096 tokens (predicted):",
-      f"{weights / rows:.1f} times as many; your bet was {my_bet_times}")
-
-for name, c in CONFIGS.items():
-    width = getattr(c, "moe_intermediate_size", c.intermediate_size)
-    gathered = (2 + 2 + 2 + 4) * c.num_local_experts * 3 * c.hidden_size * width / 1e9  # two layers' weights, gradients, these in fp32
-    print(f"{name:<14} {gathered:6.1f} GB with FSDP alone, {gathered / 8:5.1f} GB with EP 8 (predicted)")
-
-# %% [markdown]
-# **Read it.** DeepSeek-V3's experts need more than an H100 has. Qwen3's fit, so time decides. Rows are faster where weights take
-# longer than compute and rows together, at three assumed speeds, at load 1, in sequences of 4,096 tokens:
-
-# %%
-SPEEDS = (70, 200, 400)  # TFLOP/s of a GPU while it computes; what is recomputed counts
-compute = {speed: 4 / 3 * qwen3_flops() / speed / 1e12 for speed in SPEEDS}  # seconds of 4,096 tokens
-
-
-def tokens_below(weights, rows, near=0.0):  # seconds: of weights, of rows for 4,096 tokens, of rows that the other layout sends, too
-    return [4096 * weights / wait for wait in (*(s + rows for s in compute.values()), max(rows - near, 1e-9))]  # the last: not hidden
-
-
-print_tokens("EP 8 is faster than FSDP alone", SPEEDS, {
-    f"NVLink at {NVLINK * s / 1e9:.0f} GB/s": tokens_below(weights / NVLINK / s, rows / NVLINK / s) for s in (0.5, 1, 2)})
-print_published()
-
-# %% jupyter={"source_hidden": true}
-each = {speed: seconds / 4096 for speed, seconds in compute.items()}
-show(draw_choice(each, rows / NVLINK / 4096, weights / NVLINK, tokens_below(weights / NVLINK, rows / NVLINK)[:-1], NVLINK / 1e9),
-     alt="Seconds for 1,000 tokens: EP 8 is level; FSDP alone falls with tokens, and crosses it at the numbers printed above.")
-
-# %% [markdown]
-# **Read it.** **With few tokens a rank, move rows; with many, move weights.** Right of a circle weights soon hide wholly, and EP 8
-# still waits for its rows. Weights that do not hide (dotted) win from the last column on. (In one sequence of that length,
-# with less attention, 1,185 is 1,366.)
+# ### Qwen3 fits one node, if layers are recomputed
 #
-# **The number hangs on load**: with EP alone, rows and experts take load times as long. Predicted alike, at 371 GB/s and 70 to 400
-# TFLOP/s, weights win from
-#
-# | each layer's load | hidden | not hidden |
-# |---|---|---|
-# | 1.2 | 1,078 to 4,935 | 8,032 to 16,111 |
-# | 1.42 (section 4, cured) | 980 to 4,421 | 4,615 to 11,684 |
-# | 2.08 (left alone) | 771 to 3,370 | 2,027 to 6,404 |
-#
-# Left out, for EP: its experts get eight times the rows in a matmul.
-#
-# In the first published line all GPUs get the same tokens, and compute 39 or 310 TFLOP/s, by how tokens were counted, not 72. The
-# others are of [NousResearch's fork](https://github.com/NousResearch/torchtitan/pull/19), whose recipe forces balance; from EP 1
-# (FSDP alone) to EP 8 it reports "almost no throughput degradation".
-#
-# ### Does it fit one node?
-#
-# The worst load is 8: all rows come to one rank. *Simulated*: a run without values, of which every allocation is
-# counted.
+# We *simulate* one of eight H100s: a step runs without values, and every allocation is counted. Load 8 is the worst case, in which all
+# rows come to this rank.
 
 # %% jupyter={"source_hidden": true}
 runs = {"EP 8, all kept": qwen3_30b_a3b(), "EP 8, layers\nrecomputed": qwen3_30b_a3b(layers_again=True),
@@ -395,27 +342,76 @@ copies, inside = 48 * 8 * 4096 * 2 * 2048 * 2, 48 * 8 * 4096 * 4 * 768 * 2  # in
 bars = {name: peak_parts(run.breakdown, copies, inside) for name, run in runs.items()}
 limit = simulated_device("H100").usable_bytes / 2**30
 show(draw_peaks(bars, limit), alt="; ".join(f"{name}: {sum(parts):.1f} GiB" for name, parts in bars.items()).replace("\n", " "))
-all_kept = bars["EP 8, all kept"]
-print(f"all kept but the inside of the experts: {sum(all_kept) - inside / 2**30:.1f} GiB (predicted)")
-print(f"all kept on 16 ranks, EP 8 or EP 16, with half of the states a rank: {sum(all_kept) - sum(all_kept[:2]) / 2:.1f} GiB (predicted)")
-for name in ("EP 8, all kept", "EP 8, layers\nrecomputed"):
-    (sends,) = (row.payload_bytes for row in runs[name].traffic if row.collective == "all-to-all")
-    print(f"{' '.join(name.split())}: {sends / EXCHANGE:.0f} exchanges a layer and step (simulated)")
+
+# %%
+for count in (3, 4):
+    peak = qwen3_30b_a3b(layers_again=True, sequences=count).peak_bytes / 2**30
+    print(f"EP 8, layers recomputed, {count} sequences of 4,096 tokens a rank: {peak:.1f} GiB (simulated)")
 
 # %% [markdown]
-# **Read it.** With 4,096 tokens a rank and all kept, one node is too small. To recompute the inside of the experts alone misses by
-# 0.3 GiB, which a chunked loss would close. **With whole layers recomputed, as transformers does it, any load fits**: one layer's rows
-# at a time are alive. torchtitan's [selective checkpointing](../intermediate/05_checkpointing.ipynb) keeps what came. FSDP alone
-# peaks 1.7 GiB higher: EP 8 peaks elsewhere.
+# **Read it.** The upper bar passes the dashed line: one node cannot keep all activations. **With layers recomputed, 4,096 tokens a rank
+# fit at any load**, since only one layer's rows are alive at a time. They fit with FSDP alone, too. At load 1
+# three sequences fit, but not a fourth, as the loss makes all logits at once.
 #
-# But 24,576 tokens need a chunked loss: states, layers' inputs, logits and their gradients take about 82 GiB.
+# ### Few tokens a rank: move rows. Many tokens: move weights
 #
-# ## 4. Balance
+# FSDP alone gathers the experts twice a step and sums their gradients: the same bytes for any number of tokens. EP moves rows, in six
+# exchanges a layer where layers are recomputed. Your bet:
+
+# %%
+NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
+EXPERTS = 48 * 128 * 3 * 2048 * 768  # numbers in Qwen3-30B-A3B's experts: layers, experts, three matrices
+EXCHANGE = 48 * 8 * 4096 * 2048 * 2  # bytes of one exchange in every layer: k rows for each of 4,096 tokens, in bf16
+weights, rows = EXPERTS * (2 + 2 + 4) * 7 / 8, 6 * EXCHANGE * 7 / 8  # an eighth stays here
+print(f"for its experts a rank sends {weights / 1e9:.0f} GB a step with FSDP alone (bf16 weights twice, fp32 gradients once),")
+print(f"and {rows / 1e9:.1f} GB with EP 8, at 4,096 tokens (predicted): {weights / rows:.1f} times as many; your bet was {my_bet_times}")
+
+# %% [markdown]
+# But time decides, not bytes. Weights can move *while* the GPU computes, and are then **hidden**. Rows are waited for. And with EP the
+# busiest rank receives and computes *load* times the mean rank's rows:
+
+# %%
+EP_8, ALONE = (rows / NVLINK, 0.0), (0.0, weights / NVLINK)  # seconds of rows for 4,096 tokens, and of weights
+
+
+def step_seconds(way, tokens, speed, load, hidden):
+    rest, experts = (4 / 3 * flops * tokens / speed / 1e12 for flops in token_flops(min(tokens, 4096)))  # forward once more
+    busy = rest + load * (experts + way[0] * tokens / 4096)
+    return max(busy, way[1]) if hidden else busy + way[1]
+
+
+def tokens_below(ways, speed, loads, hidden):  # up to which the first way is faster
+    return most_tokens(lambda n: step_seconds(ways[0], n, speed, loads[0], hidden) < step_seconds(ways[1], n, speed, loads[1], hidden))
+
+
+SPEEDS = (100, 200, 400)  # assumed: TFLOP/s of a GPU while it computes, what is recomputed included
+table = {f"weights {said}, load {load}": [tokens_below((EP_8, ALONE), speed, (load, 1), hidden) for speed in SPEEDS]
+         for said, hidden in (("hidden", True), ("not hidden", False)) for load in (1, 2)}
+print_tokens("EP 8 is faster than FSDP alone", SPEEDS, table)
+print_published()
+
+# %% jupyter={"source_hidden": true}
+circles = {speed: [table[f"weights hidden, load {load}"][n] for load in (1, 2)] for n, speed in enumerate(SPEEDS)}
+drawn = {"FSDP alone, weights hidden": (ALONE, 1, True), "FSDP alone, weights not hidden": (ALONE, 1, False),
+         "EP 8, load 1": (EP_8, 1, True), "EP 8, load 2": (EP_8, 2, True)}
+show(draw_choice(step_seconds, drawn, circles, NVLINK / 1e9),
+     alt="Time of a step over computing alone: EP 8 is nearly level, higher at load 2; FSDP alone falls, and crosses it as printed above.")
+
+# %% [markdown]
+# **Read it.** Follow the solid blue line. With few tokens, gathering weights takes longer than computing, and EP 8 is faster. At a circle both
+# take equally long. Further right weights hide, while EP 8 still waits for rows. **With few tokens a rank, move rows; with many, move weights.**
 #
-# Nothing makes a router treat experts alike, and a layer ends when its busiest rank is done. An **auxiliary
-# loss** $E \sum_e f_e P_e$, with $f_e$ the share of rows that $e$ got and $P_e$ its mean probability, moves the router by its
-# gradient. Or a **bias** is added to probabilities, for the *choice* alone: after each step it rises for experts with too few
-# rows and falls for others.
+# **The circle hangs on load**, which only EP pays: at load 2 it comes much earlier. If weights do not hide (dotted), EP 8 at load 1 is
+# faster with any number of tokens that fits.
+#
+# The published step, waits included, reached 277 TFLOP/s, so tuned software computes at least as fast. The prediction leaves out that
+# with EP each expert gets eight times the rows in a matmul.
+#
+# ## 4. Balance: a layer ends when its busiest rank is done
+#
+# Nothing makes a router treat experts alike. There are two cures. An **auxiliary loss** $E \sum_e f_e P_e$ is added to the loss, with
+# $f_e$ the share of rows that expert $e$ got and $P_e$ its mean probability. Its gradient makes busy experts less probable. Or a **bias**
+# is added to the probabilities, for the *choice* alone. After each step it rises for experts with too few rows, and falls for the others.
 
 # %%
 def auxiliary_loss(p, load):
@@ -431,6 +427,9 @@ class Steered(Biased):  # a mixture with a `bias` of the choice: a buffer, so sa
         self.auxiliary = auxiliary_loss(p, self.whose(self.load))
         return super().forward(x)  # routes once more: the same choice
 
+
+# %% [markdown]
+# One process trains a small model on text, and counts rows as if four ranks held two experts each:
 
 # %%
 def added_loss(way, layer):  # 0.01, and 0.004 below, were not varied
@@ -450,17 +449,15 @@ show(draw_load({way: [loads for _, loads in runs] for way, runs in trained.items
 for way, found in trained.items():
     late = torch.stack([loads[-20:].view(20, RANKS, 2).sum(-1).amax(-1) / loads[0].sum() * RANKS for _, loads in found]).mean(1)
     loss = torch.tensor([held_out(model) for model, _ in found])
-    print(f"{way:<15} last 20 steps, busiest rank: load {late.mean():.2f} ({late.min():.2f} to {late.max():.2f}), the mean rank waits",
-          f"{1 - 1 / late.mean():.0%} of the experts' time; nats a byte of unseen text {loss.mean():.2f} ({loss.min():.2f} to {loss.max():.2f})")
+    print(f"{way:<15} load of four ranks, last 20 steps: {late.mean():.2f} ({late.min():.2f} to {late.max():.2f});",
+          f"nats a byte of unseen text: {loss.mean():.2f} ({loss.min():.2f} to {loss.max():.2f})")
 
 # %% [markdown]
-# **Read it.** After ten steps nearly every token has one expert in common: its load is 4, its rank's 2 to 4. (One process trains;
-# rows are counted as if four ranks held two experts each, and time as rows.) Both cures bring load down, and losses stay within the
-# seeds' spread.
+# **Read it.** Within ten steps nearly every token has one expert in common (left). Left alone, the busiest of four ranks ends at twice
+# the mean (right). **Both cures bring load down, and losses stay within the seeds' spread.**
 #
-# **Whose tokens?** A rank's own tokens may all be code, and need the same experts. So
-# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873): $f_e$ is the same on all
-# ranks, and the mean of their losses is one process's.
+# **Over whose tokens?** A rank's own tokens may all be code, and rightly need the same experts. So
+# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873), as one process would:
 
 # %%
 def all_ranks(load):
@@ -484,8 +481,8 @@ for name, whose in (("all ranks' tokens", all_ranks), ("a rank's own tokens", St
     assert (gap < 1e-12) == (whose is all_ranks), "a product of means is no mean of products"
 
 # %% [markdown]
-# **One loss for each layer.** Some libraries pool all layers' rows in one loss. Let four layers each send *every* token to two
-# experts of their own:
+# **Over which layers?** Some libraries pool all layers' rows in one loss. Let each of four layers send *every* token to two
+# experts of its own:
 
 # %%
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
@@ -500,17 +497,16 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
     assert (gradient < 1e-6) == (loss is pooled), "pooled shares are even, so nothing moves; a layer's own are not"
 
 # %% [markdown]
-# **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing, whatever its coefficient.
+# **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing. **So balance each layer, over the whole
+# batch.**
 #
-# **Capacity.** Some implementations give each expert room for a multiple of the mean and **drop** rows beyond; *dropless* ones,
-# as here, wait.
+# **Capacity.** Some implementations **drop** an expert's rows beyond a limit. *Dropless* ones, as here, wait.
 #
-# ## 5. Inside a node, or across nodes?
+# ## 5. Across nodes: stay inside, or send each vector once
 #
-# On two nodes of 8 H100, EP 8 moves two replicas' weights and gradients between nodes, EP 16 moves rows. A plain all-to-all sends
-# a row for each of a token's 8 experts, of which 4 are in the other node where all are chosen alike. A *dispatcher* such as
-# DeepEP sends the vector **once per node**, and a rank there passes it on. On the way back the node adds its experts' outputs
-# first, so a token's weights travel with it.
+# On two nodes of 8 H100, EP 8 keeps rows inside a node, and the weights and gradients of experts' replicas cross. With EP 16 rows cross. A
+# plain all-to-all sends a row for each of a token's experts over there, on average 4. A *dispatcher* such as DeepEP sends the vector
+# **once per node**, where a rank passes it on.
 
 # %% jupyter={"source_hidden": true}
 half, six = EXPERTS / 16 * (2 + 2 + 4), 6 * EXCHANGE  # a rank has half of its experts, and its replica the other half
@@ -520,39 +516,28 @@ show(draw_crossing({name: tuple(size / 1e9 for size in sizes) for name, sizes in
      alt="; ".join(f"{name}: {b / 1e9:.1f} GB of rows and {c / 1e9:.1f} of weights cross" for name, (_, b, c) in LAYOUTS.items()))
 
 # %%
-table = {}
-for name in list(LAYOUTS)[1:]:
-    for s in (0.5, 1, 2):
-        near, far = (max(LAYOUTS[n][0] / NVLINK, LAYOUTS[n][1] / NDR / s) for n in ("EP 8", name))  # both networks work at once
-        table[f"{name[7:]}, InfiniBand at {NDR * s / 1e9:.0f} GB/s"] = tokens_below(half / NDR / s, far, near)
-print_tokens("EP 16 is faster than EP 8", SPEEDS, table)
+ways = {name: (max(inside / NVLINK, across / NDR), replicas / NDR) for name, (inside, across, replicas) in LAYOUTS.items()}
+two = ways["EP 16, once per node"], ways["EP 8"]  # both networks work at once, and rows take as long as the slower one
+print_tokens("EP 16, once per node, is faster than EP 8", SPEEDS, {
+    f"weights hidden, load {load}": [tokens_below(two, speed, (load, load), True) for speed in SPEEDS] for load in (1, 2)})
 
 # %% [markdown]
-# **Read it.** **With more tokens a rank than that, stay in the node; with fewer, spread the experts.** If weights do not hide, a
-# dispatcher wins up to 22,467 tokens at load 1, even at 24 GB/s. (Left out: in a node DeepEP sends once per rank, 5.3 vectors a token
-# with EP 8, not 8.)
+# **Read it.** With 4,096 tokens, a plain all-to-all takes longer across nodes than the replicas' weights; once per node takes a third of
+# their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a dispatcher.**
 #
-# Weights do not hide by themselves: the host waits for each layer's counts, and FSDP starts the next gather late, unless told
-# what to prefetch (the last cell's PyTorch lines do). Rows can hide, too, behind another micro-batch (DeepSeek-V3) or the shared
-# expert (Megatron).
+# Weights hide only if FSDP is told what to prefetch, as in the last cell's PyTorch lines.
 #
 # ## Break it, diagnose it
 #
-# Experts' gradients are averaged over the wrong group, all ranks; or by the wrong divisor, as FSDP was not told 4.
+# Experts' gradients are averaged over the wrong group, all ranks. Or they are divided by the wrong number, as FSDP was not told 4.
 
 # %%
-def over_all_ranks(model):
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
-
-
 def averaged(fault, make):
     if fault == "wrong divisor":
         return with_fsdp(divide=False, make=make)[0]
     model = small_model(mixture)
     keep_my_experts(model, dist.get_rank(), RANKS, mixture_on_ranks)
-    return train(model, over_all_ranks if fault == "wrong group" else by_the_rule, make=make)
+    return train(model, partial(by_the_rule, summed="none") if fault == "wrong group" else by_the_rule, make=make)
 
 
 # %%
@@ -561,32 +546,32 @@ right = {make: run_ranks(in_one_process, 1, make)[0] for make in MAKES}
 found = run_ranks(lambda: {(make, fault): averaged(fault, make) for make in MAKES for fault in FAULTS}, RANKS)[0]
 for (make, fault), losses in found.items():
     gaps = [abs(a / b - 1) for a, b in zip(losses, right[make], strict=True)]
-    print(f"{make.__name__:<5} fault: {fault:<14} first loss {gaps[0]:.0e}, tenth {gaps[-1]:.0e} from one process;",
-          f"experts' first gradient {losses.first_norm / right[make].first_norm:.2f} times as large")
+    ours, theirs = losses.first_gradient, right[make].first_gradient
+    print(f"{make.__name__:<5} fault: {fault:<14} first loss {gaps[0]:.0e}, tenth {gaps[-1]:.0e} from one process; experts' first gradient",
+          f"{(ours.norm() / theirs.norm()).item():.2f} times as large, cosine {F.cosine_similarity(ours, theirs, 0).item():.2f}")
     assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group or divisor is found by the tenth loss in fp64"
 
 # %% [markdown]
-# **Diagnose it.** First losses are right: no gradient is in them. In the wrong group an expert learns from other experts'
-# rows. With the wrong divisor experts' gradients are twice too large, which AdamW, dividing by their size, nearly hides. Norms beside
-# one process's warn at the first step, but not of which: 1.97 is near $\sqrt 4$, of four ranks. *Elements* tell: a wrong divisor
-# leaves one ratio.
+# **Diagnose it.** First losses are right: no gradient is in them. A wrong group mixes in other experts' gradients, so their direction is
+# wrong. A wrong divisor doubles their size, which AdamW divides away and nearly hides. So compare experts' first gradient, in
+# size and direction, with one process's.
 #
 # ## Recap
 #
-# - Arithmetic follows $k$, model states $E$.
-# - FSDP moves weights, as many for any number of tokens. EP moves rows, $4kTh$ numbers a mean rank, layer and step, $6kTh$ with
-#   layers recomputed, and waits for the busiest rank.
-# - Experts' gradients are summed already: their group is their replicas, their divisor the number of all ranks.
-# - Count load by ranks; cure it in each layer, over the whole batch.
+# - Arithmetic follows $k$, model states follow $E$.
+# - FSDP alone moves weights, as many for any number of tokens. EP moves rows, $4kTh$ numbers a mean rank, layer and step.
+# - Few tokens a rank speak for EP, many tokens or a high load for FSDP alone.
+# - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
+# - Balance each layer, over the whole batch.
 #
 # Do the [lab](../../labs/advanced/19_experts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/19_experts.ipynb).
 #
-# **References.** [Mixtures](https://arxiv.org/abs/1701.06538), [GShard](https://arxiv.org/abs/2006.16668),
-# [DeepSeek-V3](https://arxiv.org/abs/2412.19437), [DeepEP](https://github.com/deepseek-ai/DeepEP),
-# [torchtitan](https://github.com/pytorch/torchtitan).
+# **References.** [GShard](https://arxiv.org/abs/2006.16668), [DeepSeek-V3](https://arxiv.org/abs/2412.19437),
+# [DeepEP](https://github.com/deepseek-ai/DeepEP), [NeMo AutoModel](https://github.com/NVIDIA-NeMo/Automodel).
 
 # %% [markdown]
+#
 # ## On Monday
 #
 # Train Qwen3-30B-A3B on one node of 8 H100 with transformers (5.23 here), layers recomputed, under `torchrun --nproc-per-node 8`:
@@ -620,8 +605,8 @@ for (make, fault), losses in found.items():
 #     dist.all_gather_into_tensor(everyone, rows)
 #     total = everyone.view(-1, *rows.shape).sum(0)  # (layers, experts): the whole batch's, as in section 4
 #     likely = torch.stack([r.float().softmax(-1).mean(0) for r in out.router_logits])
-#     # A sum over layers, of shares that sum to 1: 0.001 pulls on a layer 48 / 8 = 6 times as hard as in the library's loss.
-#     balance = rows.shape[1] * (total / total.sum(1, keepdim=True) * likely).sum()
+#     # The library's scale: shares sum to k, and a mean over layers. 0.001 is this model's own coefficient, in its config.
+#     balance = k * rows.shape[1] * (total / total.sum(1, keepdim=True) * likely).sum(1).mean()
 #     (out.loss + 0.001 * balance).backward()
 #     norm = torch.stack([get_total_norm([p.grad for p in part]).full_tensor() for part in meshes.values()]).norm()
 #     for part in meshes.values():
@@ -637,8 +622,8 @@ for (make, fault), losses in found.items():
 # save_optimizer_distributed(model, optimizer, f"{folder}/optimizer")  # load_optimizer_distributed reads it
 # ```
 #
-# **Look at** the mean load: experts take that many times as long as at load 1. If that costs too much, raise 0.001. Ten SGD steps in
-# fp32 on four CPU ranks end at one process's parameters, to rounding, and what is saved reloads equal. Across nodes, Megatron's
+# **Look at** the mean load: experts take that many times as long as at load 1. If that costs too much, raise 0.001. On four CPU
+# ranks, ten SGD steps in fp32 end at one process's parameters, and what is saved reloads equal. Across nodes, Megatron's
 # dispatcher is `--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep`.
 #
 # In plain PyTorch, with layers that exchange rows as in section 3:

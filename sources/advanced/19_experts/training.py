@@ -24,9 +24,9 @@ _HELD_OUT = 6500
 
 
 class Losses(list[float]):
-    """Losses by step, with the norm of all experts' gradients at the first step."""
+    """Losses by step, with all experts' gradients at the first step, in one vector."""
 
-    first_norm: float = 0.0
+    first_gradient: Tensor
 
 
 def train(
@@ -46,7 +46,7 @@ def train(
         added_loss: of the model after its forward, beside the loss of the next token.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    optimizer, losses, norm = make(model.parameters(), lr=0.01), [], 0.0
+    optimizer, losses, gradient = make(model.parameters(), lr=0.01), [], torch.zeros(0)
     for step in range(steps):
         tokens = counting(step).chunk(ranks)[rank]
         optimizer.zero_grad()
@@ -54,25 +54,29 @@ def train(
         (loss + added_loss(model)).backward()
         after_backward(model)
         if step == 0:
-            norm = experts_norm(model)
+            gradient = experts_gradient(model)
         optimizer.step()
         losses.append(loss.detach() / ranks)
     total = torch.stack(losses)
     dist.all_reduce(total)
     found = Losses(total.tolist())
-    found.first_norm = norm
+    found.first_gradient = gradient
     return found
 
 
-def experts_norm(model: torch.nn.Module) -> float:
-    """Norm of the gradients of all experts, of which each number lies on one rank."""
-    total = torch.zeros((), dtype=torch.float64)
-    for name, p in model.named_parameters():
-        if ".experts." in name and p.grad is not None:
-            mine = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-            total += mine.double().square().sum()
-    dist.all_reduce(total)
-    return total.sqrt().item()
+def experts_gradient(model: Any) -> Tensor:
+    """Gradients of all experts of all layers in one vector, in one order however ranks share them."""
+    parts = []
+    for block in model.blocks:
+        experts, count = block.feedforward.experts, block.feedforward.router.shape[1]
+        for p in experts.parameters():
+            mine = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+            whole = mine.new_zeros(count, *mine.shape[1:])
+            whole[experts.first : experts.first + len(mine)] = mine
+            dist.all_reduce(whole)
+            replicas = dist.get_world_size() * len(mine) // count
+            parts.append(whole.flatten() / replicas)
+    return torch.cat(parts)
 
 
 def counting(step: int) -> Tensor:
