@@ -86,8 +86,8 @@ show(draw_step(asked, f"{MODEL}, simulated\n{recipe}", card_bytes),
 # from one operation to the next. *Cast weights* are 16-bit copies of the adapters; *kept beside the model* are the constants that
 # unpack four bits.
 #
-# The 11% come from 21 published peaks of LoRA: three of PEFT, as reserved bytes, and 18 of Qwen, which does not say which bytes
-# it counts. The 11% were chosen so that 19 of these 21 lie within. So they describe those peaks, and test nothing. Other methods,
+# The 12% come from 21 published peaks of LoRA: three of PEFT, as reserved bytes, and 18 of Qwen, which does not say which bytes
+# it counts. The 12% were chosen so that 19 of these 21 lie within. So they describe those peaks, and test nothing. Other methods,
 # such as training all weights, have no published peak among them.
 
 # %% [markdown]
@@ -106,7 +106,7 @@ beside_recorded("qlora").T.style.format("{:.2f}").set_caption("Qwen2.5-7B, rank 
 # %% [markdown]
 # ## What would make it fit
 #
-# Rows that fit with a margin stand first, then those that *just* fit, by less than the 11%, then those that do not. Within each
+# Rows that fit with a margin stand first, then those that *just* fit, by less than the 12%, then those that do not. Within each
 # group the same step stands before shorter texts, and the quicker before the slower. *Needed* is what the allocator takes. Bytes
 # are simulated, seconds predicted. *Not modelled* means that no term of the prediction knows of the change: that is not zero. The
 # chunked loss is such a change, so each set that holds it adds its unknown seconds to those printed.
@@ -211,7 +211,7 @@ explore(verdict_of, first, model=model_names(), card=list(DEVICES), method=list(
 # are gone, it is in the optimizer's step, where PyTorch's default AdamW copies whole lists of tensors. `fused=True` does not, and
 # saves gigabytes as the second change.
 #
-# All weights are trained here, so the 11% have no evidence for this program: read *just* as "close", and measure.
+# All weights are trained here, so the 12% have no evidence for this program: read *just* as "close", and measure.
 # `checkpoint_blocks` is the course's function of that name, which takes a list of blocks; the script's takes a model.
 
 # %%

@@ -36,7 +36,7 @@ from utils.lessons.lesson_00b.several_cards import parts_of_a_card, slower_links
 #
 # Each card reads one text of 2,048 tokens a step. Cards that split each matrix among them read one text together. Always fused
 # AdamW, 16-bit autocast, adapters of rank 16 on all linear layers. Bytes of one card are *simulated*: the step runs on tensors
-# without data. Those of several are *predicted* by formulas. A square has the first of these that fits with 11% of its need free:
+# without data. Those of several are *predicted* by formulas. A square has the first of these that fits with 12% of its need free:
 #
 # 1. The step as asked.
 # 2. A change that keeps the **same numbers**, up to rounding: the loss in chunks, all blocks recomputed, or states on the host
@@ -45,7 +45,7 @@ from utils.lessons.lesson_00b.several_cards import parts_of_a_card, slower_links
 #    the host's memory: section 2 says what it holds.
 # 3. A change to **other numbers**: 8-bit moments, or weights and moments in bf16.
 # 4. The **fewest cards**, in whole nodes of eight above eight: FSDP2, with each matrix split over 1, 2, 4 or 8 of a node, the
-#    least split that is enough. Where 16-bit (or 4-bit) weights with the 11% exceed a card, only this is tried.
+#    least split that is enough. Where 16-bit (or 4-bit) weights with the 12% exceed a card, only this is tried.
 
 # %%
 METHODS, CARDS, TOKENS = ("full", "lora", "qlora"), ("T4", "RTX 4090", "A100-80GB"), 2048
@@ -72,7 +72,7 @@ show(
 # ([7B, 2,048 tokens, one A100](https://github.com/QwenLM/Qwen), published). Dozens of small cards are possible on paper: where no link
 # between their nodes was published, no seconds stand beside them.
 #
-# Nine in ten of the published LoRA peaks in [00a](00a_your_model.ipynb) lay within 11% of the simulated one. Predicted bytes have a
+# Nine in ten of the published LoRA peaks in [00a](00a_your_model.ipynb) lay within 12% of the simulated one. Predicted bytes have a
 # wider spread: 80% of the published peaks lie between 0.93 and 1.13 of the prediction (`utils.planner`). Where the bar of several
 # cards ends at its line, expect to need the next number of cards.
 #

@@ -22,20 +22,25 @@ REFUSED = {
     ("tiiuae/falcon-mamba-7b", "lora"): "incompatible with Mamba",
     ("tiiuae/falcon-mamba-7b", "qlora"): "incompatible with Mamba",
 }
-# Of learned positions, what a text may have.
-LONGEST = {"google-bert/bert-large-uncased": 512, "openai-community/gpt2-xl": 1024}
+# Of learned positions, or of tokens read one after another, what a text may have.
+LONGEST = {
+    "google-bert/bert-large-uncased": 512,
+    "openai-community/gpt2-xl": 1024,
+    "state-spaces/mamba-2.8b-hf": 512,
+    "tiiuae/falcon-mamba-7b": 512,
+}
 
 
 def verdict(name: str, method: str, tokens: int) -> None:
     config = model_config(name)
     recipe = Recipe(method=method, tokens=tokens, checkpointing=_checkpoints(name))
     trials = Trials(name, config, CARD)
-    if says := REFUSED.get((name, method)):
-        with pytest.raises(NOT_TRIED, match=says):
-            trials.verdict(recipe)
-        return
     if tokens > LONGEST.get(name, tokens):
         with pytest.raises(ValueError, match=f"Choose tokens={LONGEST[name]} or fewer"):
+            trials.verdict(recipe)
+        return
+    if says := REFUSED.get((name, method)):
+        with pytest.raises(NOT_TRIED, match=says):
             trials.verdict(recipe)
         return
     try:

@@ -29,6 +29,9 @@ SHARED_BIAS = (
 )
 # Whisper's stacks and BART's; the first name is there too, and stands for one of the others.
 ENCODER_DECODER = ("num_hidden_layers", "encoder_layers", "decoder_layers")
+# Whose tokens transformers reads one after another where the fused kernels (mamba_ssm, rwkv) are missing.
+TOKEN_LOOPS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv")
+LONGEST_LOOP = 512  # tokens: some 40 s of simulation, as much again with each further 512
 HEADS = ("lm_head", "score", "classifier")  # what transformers leaves out when it packs
 
 
@@ -100,10 +103,11 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         recipe: How it is trained.
 
     Raises:
-        ValueError: this PyTorch has no chunked loss, a text is longer than the model's positions, or
-            cards cannot share it.
+        ValueError: this PyTorch has no chunked loss, a text is longer than the model's positions or
+            than a loop over its tokens can be simulated, or cards cannot share it.
     """
     check_sequence(config, recipe)
+    _check_token_loop(config, recipe.tokens)
     if shared := recipe.sequence_cards > 1:
         config = copy.deepcopy(config)  # the model writes its kind of attention there
     model: Any = auto.from_config(config, dtype=DTYPES[recipe.weights])  # type: ignore[attr-defined]
@@ -133,6 +137,16 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     if recipe.precision == "fp16-mixed":
         model.course_scaler = torch.amp.GradScaler()
     return model, _optimizer(model, recipe)
+
+
+def _check_token_loop(config: PreTrainedConfig, tokens: int) -> None:
+    """Refuse a text whose tokens the model reads one after another for minutes."""
+    if config.model_type in TOKEN_LOOPS and tokens > LONGEST_LOOP:
+        raise ValueError(
+            f"{config.model_type} reads its tokens one after another where its fused kernels are not "
+            f"installed, and simulating {tokens:,} of them takes minutes. Choose tokens={LONGEST_LOOP} or "
+            "fewer; with those kernels a step keeps other bytes."
+        )
 
 
 def _check_positions(model: nn.Module, auto: str, tokens: int) -> None:

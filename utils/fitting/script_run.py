@@ -148,7 +148,7 @@ def report(
     )
     if abs(peak / simulated_bytes - 1) > 0.05:
         print(
-            "More than 5% apart. Nine in ten published peaks lay within 11% of their simulation; further "
+            "More than 5% apart. Nine in ten published peaks lay within 12% of their simulation; further "
             "off, look for other versions, or another attention kernel than simulated."
         )
     if len(losses) == 3 and spare < least_spare_bytes:

@@ -11,8 +11,8 @@ from utils.simulation.devices import simulated_device
 from utils.units import GIB, MIB, format_bytes, format_seconds
 
 # Of 21 published peaks of such recipes 19 lie within this share of the simulated one, half of them
-# within 3% (`evidence.validation.fine_tunes_simulated`, which a test holds against it).
-MARGIN = 0.11
+# within 3.3% (`evidence.validation.fine_tunes_simulated`, which a test holds against it).
+MARGIN = 0.12
 
 
 @dataclass(frozen=True)
