@@ -78,9 +78,9 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
       ", ".join(map(" ".join, slurm.nodes().items())) if slurm else "")
 
 # %% [markdown]
-# **Read it.** `train.py` names no launcher: `run`, its last line, reads the five variables and joins the ranks. `job.slurm` fills them
-# in: what all ranks share before `srun`, which starts the ranks, and what differs, such as `RANK`, inside it. Exit code 75 is an agreement
-# of the two files. It says: "I have saved, start me again."
+# **Read it.** `train.py` names no launcher: `run`, in its last line, reads the five variables and joins the ranks. `job.slurm` fills
+# them in. What all ranks share is set before `srun`, which starts the ranks. What differs, such as `RANK`, is set inside it. Exit code 75
+# is an agreement of the two files. It says: "I have saved, start me again."
 #
 # ## 2. A node dies, and the job comes back by itself
 #
@@ -121,11 +121,11 @@ print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scanc
 # - **1 to 2:** the rank on `n1` has lost its connection, and no step runs. Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
 # - **2 to 3:** the job waits until its old *credential* has expired: the controller's signed permission to run on these nodes
 #   (`cred_expire`, 5 s here).
-# - **4:** the job finishes its step, saves and ends. Then it waits for its credential again.
+# - **From 4 on:** the job finishes its step, saves and ends. Then it waits for its credential again.
 #
 # **On your cluster expect 5 to 10 minutes from 1 to 3, and then the queue.** By default `SlurmdTimeout` is 300 s
 # ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and Slurm looks every 100 s: it may see a death only after 500 s. `cred_expire`
-# is 120 s.
+# is 120 s by default.
 #
 # Who put the job back into the queue? Slurm's log and its accounting tell of both times:
 
@@ -139,11 +139,12 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # With Slurm's default times the script acts the first time, too. The rank that lost its peer ends with an error, and 60 s later `srun`
 # gives up (`--wait=60`), before Slurm sees the dead node. Then the `elif` requeues, at most three times after the same save.
 #
-# Is anything lost? Around the restarts the job printed, steps and errors alone:
+# Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
 # %%
 lines = seen["log"].splitlines()
-print(*(line for i, line in enumerate(lines) if any("srun" in near for near in lines[max(0, i - 3) : i + 4])), sep="\n")
+near = [any("srun" in line for line in lines[max(0, i - 3) : i + 4]) for i in range(len(lines))]
+print(*(line if near[i] else "..." for i, line in enumerate(lines) if near[i] or near[i - 1]), sep="\n")
 done = re.findall(r"step (\d+) loss ([\d.]+)", seen["log"])
 twice = sorted({int(step) for i, (step, _) in enumerate(done) if step in dict(done[:i])})
 print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {len(set(done)) - len(dict(done))} other losses")
