@@ -14,8 +14,8 @@
 # **The question.** A node dies under your job, and later its time limit comes. What makes the job go on with nobody at the keyboard,
 # and are its losses still the same?
 #
-# You start one script on a real Slurm, kill a node under it, and send it the signal of a time limit. Then you compare its losses with
-# those under torchrun and Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what a run costs.
+# You run one script on a real Slurm, kill a node under it, and send it the signal of a time limit. Then you compare its losses with
+# those under torchrun and Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -54,8 +54,8 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 # %% [markdown]
 # ## 1. One script, whoever starts it
 #
-# A **launcher** starts a job's ranks. It tells each its number and where all meet, in five environment variables:
-# `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. A script that reads only these need not know its launcher.
+# A **launcher** starts a job's ranks. It tells each its number and where all meet, in five environment variables: `RANK`,
+# `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. A script that reads them need not know its launcher.
 #
 # `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
 # one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
@@ -84,9 +84,9 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 #
 # ## 2. A node dies, and the job comes back by itself
 #
-# The job saves after every fifth step. Two steps after a save, the cell kills every process of node `n2`, Slurm's own too. When the job
-# has saved again, the cell sends it the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s
-# before the limit, or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
+# The job saves after every fifth step. Two steps after a save, the cell kills every process of node `n2`, Slurm's own too. After the next
+# save it sends the job the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s before the limit,
+# or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
 
 # %%
 if slurm:
@@ -136,7 +136,7 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) no node had failed: `job.slurm`
 # called `scontrol requeue`, because `srun` had ended with 75.
 #
-# With Slurm's default times the script acts the first time, too. The rank that lost its peer ends with an error, and 60 s later `srun`
+# With Slurm's default times the script does it the first time, too. The rank that lost its peer ends with an error, and 60 s later `srun`
 # gives up (`--wait=60`), before Slurm sees the dead node. Then the `elif` requeues, at most three times after the same save.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
@@ -170,8 +170,8 @@ show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank
 
 # %% [markdown]
 # By default Slurm signals only the first process of a task ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). In `job.slurm` that
-# is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save. (This
-# notebook's Slurm signals every process of a task, as others do with `SignalChildrenProcesses=yes`.)
+# is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save. This
+# notebook's Slurm signals every process of a task, as a cluster does with `SignalChildrenProcesses=yes`.
 #
 # Ranks hear the signal in the middle of a step, and not all in the same one. If each saved at once, some would wait in a save and others
 # in a step. So a handler only notes the signal. After each step the ranks ask each other whether anyone has heard it, and all save after
@@ -248,7 +248,7 @@ print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {lar
 
 # %% [markdown]
 # **Read it.** Through two restarts and a dead worker the losses agree with the reference to a millionth. The planted fault is far above
-# that. (The tokens are random, so no loss falls.)
+# that. No loss falls, because the tokens are random.
 #
 # Two things make the losses equal: a save holds all states, the optimizer's too, and a batch depends on the number of its step alone.
 # With a `DataLoader`, seed the shuffle by the epoch and skip used batches, or save its place with torchdata's `StatefulDataLoader`.
@@ -283,31 +283,31 @@ for name, meanings in ANSWERS.items():
         print(f"  {line.strip():<46} {meaning}")
 
 # %% [markdown]
-# They differ in who notices, and in the warning (published defaults):
-#
-# | | who notices a dead node | warning before the end |
-# |---|---|---|
-# | Slurm | its controller, within 500 s | your signal before the time limit; SIGTERM before a preemption, where `GraceTime` is set |
-# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | its node controller, after 50 s; the new pod comes when the node is deleted, by the cloud or by you | SIGTERM when a node is drained, 30 s before the kill |
-# | [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) | its health checks, one every 3 s, when five have failed | none |
-# | [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) | its controller, which asks every 15 s | none |
+# They differ in who notices and who warns (published defaults). Slurm sees a dead node within 500 s. It also warns before a preemption, by
+# SIGTERM, where `GraceTime` is set. [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) sees
+# a dead node after 50 s, but the new pod comes only when the node is deleted, by the cloud or by you. When a node is drained it sends
+# SIGTERM, 30 s before the kill. [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) and
+# [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) ask every 3 and every 15 s, and warn nobody.
 #
 # `train.py` saves at SIGTERM, too. If a save may take longer than 30 s, raise both the pod's `terminationGracePeriodSeconds` and torchrun's
 # own 30 s (`--shutdown-timeout`, in newer versions).
 #
 # **Which to choose.** torchrun alone serves one machine, or a handful that you watch yourself. Take Slurm where a cluster is shared, and
-# Kubernetes where your company runs on it (add Kueue for a queue). Ray Train suits a program that also prepares data and tunes. SkyPilot
-# suits you when prices decide, in several clouds.
+# Kubernetes where your company runs on it. Ray Train suits a program that also prepares data and tunes. SkyPilot suits you when prices
+# decide.
 #
-# **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
-# log's age: a peer that hangs closes no connection, and NCCL's watchdog ends the collective only after 10 minutes (`timeout` of
-# `init_process_group`).
+# **What to watch.** Watch the losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`.
+# And watch the log's age. A peer that hangs closes no connection, and NCCL's watchdog ends the collective only after 10 minutes
+# (`timeout` of `init_process_group`).
 #
-# **On TPUs** you rent a *slice* of a **pod**: all chips that share one network, 8,960 of a
+# <details><summary>What changes on TPUs</summary>
+#
+# You rent a *slice* of a **pod**: all chips that share one network, 8,960 of a
 # [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p). A mesh should match its slice's shape.
 # [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu) makes `"tpu"` a device of PyTorch. The older
-# [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad your
-# batches.
+# [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad.
+#
+# </details>
 
 # %% [markdown]
 # ## Recap
@@ -326,9 +326,8 @@ for name, meanings in ANSWERS.items():
 #
 # </details>
 #
-# Do the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), in a copy (`make my-labs`): its first exercise is about such a
-# job, the others about [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the
-# [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
+# Do exercise 1 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), in a copy (`make my-labs`); the others are about
+# [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
 #
 # **References.** [srun](https://slurm.schedmd.com/srun.html), [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/).
 
