@@ -55,8 +55,8 @@ print(broken("train.py"))
 #   may take 500 s. A job that fails every time is not started again for ever.
 # - A task ends with 0 only if both of its ranks did. `out.txt` shows every step once, also after a signal.
 #
-# The check runs both texts with stand-ins for Slurm, once as each kind of cluster. Where a Slurm can be started, it then
-# starts one, which signals every process, and sends the signal.
+# The check runs both texts with stand-ins, for each kind of cluster. Where a Slurm can be started, it runs them under
+# one, too, which signals every process.
 
 # %%
 # BEGIN SOLUTION

@@ -79,8 +79,8 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 
 # %% [markdown]
 # **Read it.** `train.py` names no launcher: `run`, in its last line, reads the five variables and joins the ranks. `job.slurm` fills
-# them in. What all ranks share is set before `srun`, which starts the ranks. What differs, such as `RANK`, is set inside it. Exit code 75
-# is an agreement of the two files. It says: "I have saved, start me again."
+# them in. `MASTER_ADDR` is set once, before `srun`, which starts the ranks. `RANK` differs from rank to rank, so it is set inside `srun`.
+# Exit code 75 is an agreement of the two files. It says: "I have saved, start me again."
 #
 # ## 2. A node dies, and the job comes back by itself
 #
