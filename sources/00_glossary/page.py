@@ -222,8 +222,8 @@
 # |---|---|---|
 # | launcher | what starts the ranks on all nodes and tells each its number: torchrun, Slurm, Ray, Kubernetes | [17, section 1](advanced/17_cluster_and_budget.ipynb) |
 # | agent, rendezvous | the process of torchrun that starts and watches the ranks of a host; how the agents find each other: the address that all of them call first | [16a, section 1](advanced/16a_when_a_run_breaks.ipynb) |
-# | job, queue, requeue | a script with the nodes that it wants; jobs that wait for theirs; to put a job back there, as after a dead node | [17, section 1](advanced/17_cluster_and_budget.ipynb) |
-# | container, pod | processes with a file system of their own; what Kubernetes starts on a node, one container or several (on TPUs, all chips that share one network) | [17, section 3](advanced/17_cluster_and_budget.ipynb) and [17, section 5](advanced/17_cluster_and_budget.ipynb) |
+# | job, queue, requeue | a script with the nodes that it wants; jobs that wait for theirs; to put a job back there, as after a dead node | [17, section 1](advanced/17_cluster_and_budget.ipynb) and [17, section 2](advanced/17_cluster_and_budget.ipynb) |
+# | container, pod | processes with a file system of their own; what Kubernetes starts on a node, one container or several (on TPUs, all chips that share one network) | [17, section 5](advanced/17_cluster_and_budget.ipynb) |
 # | failure, mean time between failures | what stops a synchronous job: a lost GPU, node or link, or an error of its own; wall time over their number (MTBF), less with more nodes | [16, section 1](advanced/16_runs_that_survive.ipynb) |
 # | checkpoint | the state of a run in files; in lesson 05, a block whose activations are computed again | [16, section 2](advanced/16_runs_that_survive.ipynb) and [05, section 1](intermediate/05_checkpointing.ipynb) |
 # | DCP | PyTorch's distributed checkpoint: each rank writes its own file, and another number of ranks can read them | [16, section 2](advanced/16_runs_that_survive.ipynb) |

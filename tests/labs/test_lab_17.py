@@ -65,7 +65,8 @@ def test_the_handed_out_job_is_broken_in_all_ways() -> None:
     ]
     assert (found.ended, found.requeued) == ([0, 0], []), "its shells forget how their ranks ended"
     assert found.patience_seconds == 0, "the first rank that saved would end the others"
-    assert try_script(text, signal_to="tasks", tasks=2).ended == [138, 138]
+    for children in (True, False):
+        assert try_script(text, signal_to="tasks", children=children, tasks=2).ended == [138, 138]
     codes = repairs.try_training(train, lab_17.TIMEOUT_SECONDS).codes
     assert codes[:2] != (75, 75), "ranks are told at different moments"
 

@@ -15,13 +15,18 @@ import psutil
 import pytest
 from export_cases import TINY, one_process, start_weights, tiny
 
-from utils.lessons.lesson_17.cluster_runs import CHECKSUMS, write_shards
 from utils.lessons.lesson_17.clusters import JobSpan, Slurm, SlurmError, losses_of, slurm_problem
 from utils.lessons.lesson_17.clusters.jobs import node_names, read_jobs
 from utils.parallel import saved_steps
 
 needs_slurm = pytest.mark.skipif(bool(slurm_problem()), reason=slurm_problem())
 SECONDS = 120.0
+SUMS = """\
+#SBATCH --array=0-3
+#SBATCH --output=checksum-%a.txt
+sha256sum shard-$SLURM_ARRAY_TASK_ID.bin
+sleep 1
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +60,9 @@ def test_all_nodes_are_idle_and_hosts_of_their_own(slurm, tmp_path):
 
 @needs_slurm
 def test_an_array_runs_its_tasks_and_the_accounts_have_them(slurm, tmp_path):
-    write_shards(tmp_path)
-    number = slurm.submit(tmp_path / "checksums.slurm")
+    for shard in range(4):
+        (tmp_path / f"shard-{shard}.bin").write_bytes(bytes([shard]) * 2**20)
+    number = slurm.submit(script(tmp_path, SUMS))
     tasks = slurm.wait(number, timeout_seconds=SECONDS)
     assert [task.label for task in sorted(tasks, key=lambda task: task.label)] == [
         f"{number}_{i}" for i in range(4)
@@ -107,7 +113,10 @@ def test_a_job_that_ends_with_75_is_called_again_and_one_that_is_done_is_not(slu
     assert f"Requeuing JobId={number}" in slurm.decisions(number)
     assert slurm.decisions(number + 1) == "", "what befell another job is not told"
     lines = [line for line in (tmp_path / "out.txt").read_text().splitlines() if "--saves" in line]
-    wanted = [f"{rank} 2 n1 --saves saves --every 100 --steps a b; touch stolen" for rank in (0, 1)]
+    wanted = [
+        f"{rank} 2 n1 --saves saves-{number} --every 100 --steps a b; touch stolen"
+        for rank in (0, 1)
+    ]
     assert sorted(lines) == sorted(2 * wanted), lines
     assert not (tmp_path / "stolen").exists(), "an argument is a word, not a command"
 
@@ -227,7 +236,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path):
 @pytest.mark.slow
 def test_a_job_that_loses_a_node_loses_no_step(tmp_path):
     """Two nodes of two ranks, one killed: the spare takes over, and losses are those of one process."""
-    from utils.lessons.lesson_17.cluster_runs import tiny_job
+    from utils.lessons.lesson_17.cluster_runs import saves_of, tiny_job
 
     tiny_job(ranks_per_node=2).write(tmp_path)
     weights = start_weights(TINY, tmp_path)
@@ -236,7 +245,7 @@ def test_a_job_that_loses_a_node_loses_no_step(tmp_path):
         number = slurm.submit(
             tmp_path / "job.slurm", "--steps", "12", "--every", "2", "--weights", str(weights)
         )
-        while not saved_steps(tmp_path / "saves"):
+        while not saved_steps(saves_of(number, tmp_path)):
             assert slurm.seconds < SECONDS, (tmp_path / f"tiny-{number}.out").read_text()
             time.sleep(0.05)
         slurm.kill_node("n2")
@@ -295,4 +304,3 @@ def test_jobs_are_read_as_scontrol_prints_them():
         0: 4.75,
         1: 4.25,
     }
-    assert "--array=0-3" in CHECKSUMS

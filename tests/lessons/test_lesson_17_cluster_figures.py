@@ -9,7 +9,7 @@ from view_cases import texts
 
 from evidence.record.store import recorded
 from utils.lessons.lesson_17.cluster_lanes import draw_cluster, draw_troubles
-from utils.lessons.lesson_17.cluster_runs import STEPS
+from utils.lessons.lesson_17.cluster_runs import STEPS, kept_lines
 from utils.lessons.lesson_17.clusters import JobSpan
 from utils.lessons.lesson_17.signal_figure import draw_signal
 from utils.units import Evidence
@@ -78,15 +78,16 @@ def test_bars_lie_on_the_nodes_and_tell_start_training_and_waiting_apart():
         draw_cluster([], ["n1"], title="")
 
 
-def test_tasks_of_an_array_have_a_lane_of_their_own_in_the_queue():
-    array = [
-        JobSpan("2_0-3", "sums", "PENDING", "", 0, 8.0, 9.0),
-        JobSpan("2_0", "sums", "RUNNING", "n3", 0, 9.0, 9.0),
+def test_of_a_log_the_lines_stay_that_tell_what_befell_the_ranks():
+    lost = "[rank0]: RuntimeError: [/gloo/pair.cc:561] Connection closed by peer [10.78.0.12]:5"
+    log = (
+        f"[W] socket\nstep 6 loss 4.1\n[rank0]:   File x\n{lost}\nsrun: error: n1: task 0: Exited\n"
+    )
+    assert kept_lines(log) == [
+        "step 6 loss 4.1",
+        "[rank0]: Connection closed by peer",
+        "srun: error: n1: task 0: Exited",
     ]
-    figure = draw_cluster([*HISTORY, *array], ["n1", "n2", "n3"], title="Two jobs")
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert names == ["n1", "n2", "n3", "queue: tiny", "queue: sums"]
-    assert "sums, two tasks at a time" in texts(figure)
 
 
 def test_the_drawing_says_who_hears_the_signal_and_that_it_is_no_run():

@@ -132,11 +132,14 @@ def test_the_script_is_called_again_by_its_own_code_and_a_few_times_by_others():
     assert failed.requeued == ["4711"], "starts that ended with a save are no failures"
     assert try_script(text, codes={2: 1}, starts=9).requeued == 3 * ["4711"]
     saving = text.replace(
-        "\nsrun ", '\nmkdir -p "saves/step-0000000${SLURM_RESTART_COUNT:-0}"\nsrun '
+        "\nsrun ", '\nmkdir -p "saves-4711/step-0000000${SLURM_RESTART_COUNT:-0}"\nsrun '
     )
     assert try_script(saving, codes={2: 1}, starts=9).requeued == 9 * ["4711"], "each got further"
-    warned = try_script(text, signal_to="tasks")
-    assert (warned.ended, warned.requeued) == ([75] * 4, ["4711"]), "no shell stands before a rank"
+    for children in (True, False):
+        warned = try_script(text, signal_to="tasks", children=children)
+        told = "no shell stands before a rank"
+        assert (warned.ended, warned.requeued) == ([75] * 4, ["4711"]), told
+    assert "SAVES=${SAVES:-saves-$SLURM_JOB_ID}" in text and text.count('"$SAVES"') == 2
 
 
 def test_megatron_is_started_too():

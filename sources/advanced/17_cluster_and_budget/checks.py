@@ -247,14 +247,24 @@ def _codes(job: str) -> Verdict | None:
 
 
 def _signalled(job: str) -> Verdict | None:
+    found = _on_signal(job, "every process of every task", children=True)
+    return found or _on_signal(
+        job, "the first process of every task, Slurm's default", children=False
+    )
+
+
+def _on_signal(job: str, heard_by: str, children: bool) -> Verdict | None:
     to_script = "B:" in repairs.options_of(job)["--signal"]
-    found = _try(job, signal_to="script" if to_script else "tasks")
+    found = _try(job, signal_to="script" if to_script else "tasks", children=children)
     if found.is_endless or found.ended == [0, 0] or (to_script and not found.ended):
-        return not_yet("job.slurm: SIGUSR1 came, and no rank saw it", nudge=_HAND_ON)
+        return not_yet(
+            f"job.slurm: SIGUSR1 came to {'the script' if to_script else heard_by}, and no rank saw it",
+            nudge=_HAND_ON if to_script else _ALONE,
+        )
     if found.ended != [repairs.STOPPED] * 2 or len(found.saved) < stubs.RANKS:
         got = f"the tasks ended with {', '.join(map(str, found.ended))}, and {len(found.saved)} ranks had saved by then"
         return not_yet(
-            "job.slurm: SIGUSR1 came to every process of every task; ranks save, and end with 75",
+            f"job.slurm: SIGUSR1 came to {heard_by}; ranks save, and end with 75",
             got=got,
             expected="75, 75, and 4 ranks that saved",
             nudge=_SHELL,
@@ -271,9 +281,13 @@ _HAND_ON = (
     "`--signal=B:USR1@...` sends the signal to the script alone, which must catch it and hand it on while "
     "srun runs; without B: it goes to the tasks."
 )
+_ALONE = (
+    "The first process of a task is the node's shell, and here Slurm signals it alone. Its ranks hear the signal only if "
+    "the shell hands it on: `kill -USR1` with their numbers."
+)
 _SHELL = (
-    "A task is the shell and its ranks, and all of them get the signal. The shell dies of it (138); or, where it "
-    "catches it, its `wait` returns 138 at once. What does `trap` do with an empty string?"
+    "A task's first process is the shell: the signal comes to it on every cluster. Without a `trap` it dies of it (138). "
+    "With one it lives, but its `wait` returns 138 at once: wait for that rank once more."
 )
 
 

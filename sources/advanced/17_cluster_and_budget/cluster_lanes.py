@@ -1,4 +1,4 @@
-"""Which job ran on which node of a cluster, and when; what waited, and what befell the job."""
+"""On which nodes of a cluster a job ran, and when; how long it waited, and what befell it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.views.style import course_style, empty_figure, print_evidence
 
 from .clusters.jobs import JobSpan
 
-JOB, OTHERS, DEAD, QUEUED = "#92dadd", "#832db6", "#ffa90e", "#e6e6e6"
+JOB, DEAD, QUEUED = "#92dadd", "#ffa90e", "#e6e6e6"
 STARTS, TRAINS = "job starts, until it has a new save", "job goes on from there"
 WAITS, KILLED, WAITING = "job holds the node, no step runs", "node is dead", "in the queue"
 # What a bar means, in the legend's order: its fill and its hatch, which tell all apart in grey too.
@@ -40,14 +40,14 @@ def draw_cluster(
     evidence: Evidence = Evidence.MEASURED,
     device: str = "",
 ) -> Figure:
-    """One lane a node, and one for each job that waits; the first job of the history is told apart.
+    """One lane a node, and one for the job while it waits.
 
     Args:
-        history: what was seen of the jobs.
+        history: what was seen of one job.
         nodes: in order.
         title: of the figure.
         killed: nodes that died, and when, on the clock of the history.
-        trains: when each start of the first job had a new save; before that it imports, loads and does its first steps.
+        trains: when each start of the job had a new save; before that it imports, loads and does its first steps.
         marks: what befell the job, and when; numbered in the picture.
         evidence: measured, or recorded.
         device: on which machine.
@@ -64,13 +64,7 @@ def draw_cluster(
             lane = lanes.setdefault(f"queue: {span.name}", [])
             lane.append((WAITING, *_seen(span, ends), ""))
         for node in span.node_names if span.state == "RUNNING" else ():
-            is_first = span.name == history[0].name
-            bars = (
-                _of_job(span, node, killed or {}, trains, ends)
-                if is_first
-                else [(f"{span.name}, two tasks at a time", *_seen(span, ends), "")]
-            )
-            lanes[node] += bars
+            lanes[node] += _of_job(span, node, killed or {}, trains, ends)
     for node, when in (killed or {}).items():
         lanes[node].append((KILLED, when, ends, ""))
     with course_style():
@@ -88,16 +82,18 @@ def draw_cluster(
 def draw_troubles(seen: Mapping[str, Any], *, evidence: Evidence, device: str) -> Figure:
     """The lesson's job from its account: `n2` is killed in its first start, the second is sent USR1."""
     history = [JobSpan(**span) for span in seen["history"]]
-    runs = [span for span in history if span.name == history[0].name and span.state == "RUNNING"]
+    runs = [span for span in history if span.state == "RUNNING"]
     first, second, third = (next(s for s in runs if s.restarts == number) for number in range(3))
     marks = {
         "n2 is killed": seen["killed"],
         "Slurm declares n2 down and requeues the job": first.end_seconds,
         "the job's old credential has expired: start 2": second.start_seconds,
-        "USR1: it saves and ends with 75; job.slurm requeues it": seen["signalled"],
+        "USR1 comes: it finishes its step, saves, ends with 75; requeued where the bar ends": seen[
+            "signalled"
+        ],
         "the credential of start 2 has expired: start 3": third.start_seconds,
     }
-    title = "One job loses a node, then is warned that its time is nearly over"
+    title = "One job loses a node, then gets the signal that warns of a time limit"
     return draw_cluster(history, ["n1", "n2", "n3"], title=title, killed={"n2": seen["killed"]},
                         trains=seen["trains"], marks=marks, evidence=evidence, device=device)  # fmt: skip
 
@@ -125,7 +121,7 @@ def _of_job(
 def _draw(axes: Axes, lanes: Mapping[str, Sequence[_Bar]]) -> None:
     for row, bars in enumerate(lanes.values()):
         for kind, start, end, words in bars:
-            color, hatch = _LOOKS.get(kind, (OTHERS, "xx"))
+            color, hatch = _LOOKS[kind]
             edge = "#555555" if color in ("#ffffff", JOB) else "white"
             axes.barh(row, end - start, left=start, height=0.62, color=color, hatch=hatch,
                       edgecolor=edge, linewidth=0.8)  # fmt: skip
@@ -151,10 +147,12 @@ def _mark(axes: Axes, times: Sequence[float], ends: float) -> None:
 
 
 def _name(figure: Figure, lanes: Mapping[str, Sequence[_Bar]], marks: Sequence[str]) -> None:
-    kinds = list(dict.fromkeys(bar[0] for bars in lanes.values() for bar in bars))
-    kinds.sort(key=lambda kind: [*_LOOKS, kind].index(kind))
-    looks = [_LOOKS.get(kind, (OTHERS, "xx")) for kind in kinds]
-    handles = [Patch(facecolor=c, hatch=h, edgecolor="#555555") for c, h in looks]
+    seen = {bar[0] for bars in lanes.values() for bar in bars}
+    kinds = [kind for kind in _LOOKS if kind in seen]
+    handles = [
+        Patch(facecolor=color, hatch=hatch, edgecolor="#555555")
+        for color, hatch in map(_LOOKS.__getitem__, kinds)
+    ]
     handles += [Patch(facecolor="none", edgecolor="none")] * len(marks)
     words = [f"{number}  {text}" for number, text in enumerate(marks, start=1)]
     figure.legend(handles, kinds + words, loc="outside lower left", ncols=2, fontsize=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -19,19 +20,12 @@ from utils.planner import Batch, Cluster, Export, Plan, export
 from .clusters import Slurm, losses_of, ray_problem, run_ray
 
 STEPS, EVERY, KILLED_AFTER = 30, 2, 4
-KEPT_LINES = ("step ", "srun: error")  # of what a job printed: its losses, and how its ranks ended
+# Of what a job printed: its losses, what a rank that lost its peer says, and how its ranks ended.
+KEPT_LINES = re.compile(r"step |srun: error|(\[rank\d+\]: )\w+: .*(Connection \w+ by peer)")
 ARGUMENTS = ("--steps", str(STEPS), "--every", str(EVERY))
 SECONDS = 180.0
 SHAPE = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2,
                    feedforward=96, vocabulary=64, max_sequence=16)  # fmt: skip
-CHECKSUMS = """\
-#!/bin/bash
-#SBATCH --job-name=checksums
-#SBATCH --array=0-3
-#SBATCH --output=checksum-%a.txt
-sha256sum shard-$SLURM_ARRAY_TASK_ID.bin
-sleep 1  # a shard is larger than these
-"""
 UNEVEN = """\
 #!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1
@@ -48,13 +42,6 @@ def tiny_job(ranks_per_node: int = 1) -> Export:
     return export(SHAPE, cluster, plan, Batch(sequences=16, sequence_length=16))
 
 
-def write_shards(folder: Path) -> None:
-    """Four files of data, and the array that takes their checksums."""
-    for number in range(4):
-        (folder / f"shard-{number}.bin").write_bytes(bytes([number]) * 2**20)
-    (folder / "checksums.slurm").write_text(CHECKSUMS, encoding="utf-8")
-
-
 def trials(device: torch.device) -> list[Trial]:
     """A row, where Ray runs; on the CPU alone."""
     if device.type != "cpu" or ray_problem():
@@ -62,18 +49,24 @@ def trials(device: torch.device) -> list[Trial]:
     return [Trial({"quantity": "ray"}, _under_ray)]
 
 
-def next_save(slurm: Slurm, number: int, folder: Path, *others: int) -> float:
+def saves_of(number: int, folder: Path) -> Path:
+    """Where job.slurm has a job save: a folder with its number."""
+    return folder / f"saves-{number}"
+
+
+def next_save(slurm: Slurm, number: int, folder: Path) -> float:
     """Watch a job until it has a save that is newer than the last one now; the seconds at which it had."""
-    there = saved_steps(folder / "saves")
-    return slurm.watch(number, lambda: saved_steps(folder / "saves") > there, SECONDS, others)
+    saves = saves_of(number, folder)
+    there = saved_steps(saves)
+    return slurm.watch(number, lambda: saved_steps(saves) > there, SECONDS)
 
 
 def past_save(slurm: Slurm, number: int, folder: Path) -> float:
     """Watch a job until it has printed two steps that its last save does not hold; the seconds at which it had."""
-    log = folder / f"tiny-{number}.out"
+    saves, log = saves_of(number, folder), folder / f"tiny-{number}.out"
 
     def printed() -> bool:
-        saved = saved_steps(folder / "saves")
+        saved = saved_steps(saves)
         return saved > 0 and max(losses_of(log.read_text(encoding="utf-8")), default=0) > saved
 
     return slurm.watch(number, printed, SECONDS)
@@ -93,10 +86,16 @@ def account(slurm: Slurm, number: int, folder: Path, **seconds: Any) -> Row:
         **seconds,
         "history": [asdict(span) for span in slurm.history],
         "losses": list(losses_of(log).values()),
-        "log": "\n".join(line for line in log.splitlines() if line.startswith(KEPT_LINES)),
+        "log": "\n".join(kept_lines(log)),
         "decisions": slurm.decisions(number),
         "accounting": slurm.accounting(),
     }
+
+
+def kept_lines(log: str) -> list[str]:
+    """Of what a job printed, the lines that tell its story; a rank's last error without the place in Gloo's source."""
+    found = ((line, KEPT_LINES.match(line)) for line in log.splitlines())
+    return [f"{told[1]}{told[2]}" if told[1] else line for line, told in found if told]
 
 
 def uneven_ends(slurm: Slurm, folder: Path) -> str:

@@ -19,7 +19,6 @@ from .cluster_runs import (
     restarted,
     tiny_job,
     uneven_ends,
-    write_shards,
 )
 from .clusters import one_host_slurm, slurm_problem
 
@@ -36,7 +35,6 @@ def trials(device: torch.device) -> list[Trial]:
 def _in_folder(stage: Stage) -> Row:
     with scratch("job") as folder:
         tiny_job().write(folder)
-        write_shards(folder)
         stage.name = "under Slurm"
         return _under_slurm(folder)
 
@@ -48,13 +46,12 @@ def _under_slurm(folder: Path) -> Row:
         trains = [next_save(slurm, training, folder)]
         killed = past_save(slurm, training, folder)
         slurm.kill_node("n2")
-        array = slurm.submit(folder / "checksums.slurm")
-        trains.append(next_save(slurm, training, folder, array))
+        trains.append(next_save(slurm, training, folder))
         slurm.run("scancel", "--signal=USR1", str(training))
         signalled = slurm.seconds
         restarted(slurm, training, times=2)
         trains.append(next_save(slurm, training, folder))
-        slurm.wait(training, array, timeout_seconds=SECONDS)
+        slurm.wait(training, timeout_seconds=SECONDS)
         seen = account(slurm, training, folder, killed=killed, signalled=signalled, trains=trains)
         return {**seen, "uneven_ends": uneven_ends(slurm, folder)}
 

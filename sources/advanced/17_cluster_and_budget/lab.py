@@ -47,14 +47,16 @@ print(broken("train.py"))
 #
 # - All four ranks meet, also when the nodes do not share a network name such as `localhost`.
 # - Slurm warns the job with `SIGUSR1` two minutes before its time is over. Then the job saves, ends with code 75, and is
-#   requeued, however often. On this cluster (`SignalChildrenProcesses=yes`) the signal comes to every process of a task, to
-#   ranks at different moments, to some perhaps not at all; and one rank may end a minute after another.
-# - A job whose node dies is started again, also where the ranks of the other node end before Slurm has seen it (up to
-#   500 s).
-#   One that fails every time is not started again for ever.
+#   requeued, however often.
+# - By Slurm's default the signal comes to the first process of each task alone; with `SignalChildrenProcesses=yes` it comes
+#   to every process. The job saves on both kinds of cluster. Ranks may hear it at different moments, some not at all, and
+#   one rank may end a minute after another.
+# - A job whose node dies is started again, also where the ranks of the other node end before Slurm has seen it, which
+#   may take 500 s. A job that fails every time is not started again for ever.
 # - A task ends with 0 only if both of its ranks did. `out.txt` shows every step once, also after a signal.
 #
-# Where a Slurm can be started, the check starts one and sends the signal; elsewhere it runs both texts with stand-ins.
+# The check runs both texts with stand-ins, for each kind of cluster. Where a Slurm can be started, it runs them under
+# one, too, which signals every process.
 
 # %%
 # BEGIN SOLUTION
@@ -66,13 +68,13 @@ export MASTER_PORT=29517 WORLD_SIZE=$((2 * SLURM_NTASKS))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 set -o pipefail
 srun --kill-on-bad-exit=0 --wait=60 bash -c '
-  trap "" USR1  # for the ranks, not for this shell
-  for i in 0 1; do
-    RANK=$((2 * SLURM_PROCID + i)) python -u train.py &
-    ranks+=($!)
+  for i in 0 1; do RANK=$((2 * SLURM_PROCID + i)) python -u train.py & ranks+=($!); done
+  trap "kill -USR1 ${ranks[*]}" USR1  # it may come to this shell alone: hand it on
+  for rank in "${ranks[@]}"; do
+    wait $rank; ended=$?; [ $ended -le 128 ] || { wait $rank; ended=$?; }  # the signal ended the wait, not the rank
+    [ $ended = 0 ] || code=$ended
   done
-  code=0; for rank in "${ranks[@]}"; do wait $rank || code=$?; done
-  exit $code
+  exit ${code:-0}
 ' | tee -a losses.txt
 code=$?
 if [ $code = 75 ]; then
@@ -111,7 +113,8 @@ check("17.repaired_job", {"job.slurm": repaired_job, "train.py": repaired_train}
 # <code>srun</code> do with the tasks that have not ended yet?</details>
 # <details><summary>Hint 3</summary>A signal handler runs in the middle of a step, on some ranks. It should note the
 # signal and no more. In the loop, all ranks ask <code>ranks.any(...)</code> once a step, so that they save after the
-# same one. And what does the signal do to a shell that has no handler?</details>
+# same one. And what does the signal do to the shell, the first process of its task: to one that has no <code>trap</code>,
+# and to the <code>wait</code> of one that has?</details>
 
 # %% [markdown]
 # ## Exercise 2: the cheapest way to a loss by a deadline

@@ -11,9 +11,11 @@
 #
 # {{badges}}
 #
-# **The question.** What makes a job go on with nobody at the keyboard, when a node dies or its time is over, and are its losses still
-# the same? You start one script by torchrun and a real Slurm, and see it under Ray. The same plan becomes files for Kubernetes and
-# SkyPilot. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
+# **The question.** A node dies under your job, and later its time limit comes. What makes the job go on with nobody at the keyboard,
+# and are its losses still the same?
+#
+# You run one script on a real Slurm, kill a node under it, and send it the signal of a time limit. Then you compare its losses with
+# those under torchrun and Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -21,7 +23,7 @@
 #
 # ## A bet
 #
-# A job runs on two nodes, and one of them dies. Later the job is warned that its time is nearly over. How many commands must you type
+# A job runs on two nodes, and one of them dies. Later it gets the signal that warns of its time limit. How many commands must you type
 # until it has trained to its end?
 
 # %%
@@ -37,15 +39,11 @@ import io
 import re
 import shutil
 
-import torch
-import torch.distributed as dist
-
-from utils import Batch, Cluster, Evidence, Plan, RankError, check, export, run_ranks, run_torchrun
-from utils import scratch_folder, show
+from utils import Batch, Cluster, Evidence, Plan, check, export, run_torchrun, scratch_folder, show
 from utils.catalog import ModelShape
-from utils.parallel import Saves, check_versions
+from utils.parallel import Saves
 from utils.lessons.lesson_17.cluster_lanes import draw_troubles
-from utils.lessons.lesson_17.cluster_runs import account, next_save, past_save, restarted, uneven_ends, write_shards
+from utils.lessons.lesson_17.cluster_runs import account, next_save, past_save, restarted, uneven_ends
 from utils.lessons.lesson_17.clusters import Slurm, losses_of, ray_problem, run_ray, slurm_problem
 from utils.lessons.lesson_17.signal_figure import draw_signal
 from evidence.record import recorded
@@ -54,14 +52,14 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
           for record in recorded(name) for row in record.rows}
 
 # %% [markdown]
-# ## 1. One folder, every launcher
+# ## 1. One script, whoever starts it
 #
-# A launcher starts processes and tells each its number and where to meet. The script should not know which launcher it
-# was. So a plan is exported once: a tiny model, ZeRO-3 over two nodes of one rank each. You see the training
-# script, the one for Slurm, and `checksums.slurm`: an **array**, one script that Slurm runs as four tasks.
+# A **launcher** starts a job's ranks. It tells each its number and where all meet, in five environment variables: `RANK`,
+# `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. A script that reads them need not know its launcher.
 #
-# The cell also starts a Slurm: a controller and three nodes. Each node is a host of its own, made of namespaces as in lesson 11.
-# New words stand in the [glossary](../00_glossary.ipynb).
+# `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
+# one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
+# that it wants. The cell starts a real Slurm here: a controller and three nodes, each a host of its own, as in lesson 11.
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -71,8 +69,8 @@ plan = Plan(dp=2, zero_stage=3, micro_batch=2, framework="fp32")
 job = export(tiny, cluster, plan, Batch(sequences=16, sequence_length=16))
 folder = scratch_folder("lesson-17")
 print(*(path.name for path in job.write(folder) if path.parent == folder))
-write_shards(folder)
-print((folder / "train.py").read_text(), job.slurm, (folder / "checksums.slurm").read_text(), sep="\n" + "-" * 80 + "\n")
+script = (folder / "train.py").read_text()
+print("train.py from its training on:", script[script.index("def train(") :], job.slurm, sep="\n" + "-" * 80 + "\n")
 
 problem = slurm_problem()
 slurm = None if problem else Slurm(nodes=3, lost_after_seconds=2)
@@ -80,31 +78,31 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
       ", ".join(map(" ".join, slurm.nodes().items())) if slurm else "")
 
 # %% [markdown]
-# **Read it.** `train.py` names no launcher: `run` reads the variables and joins the ranks. Put your data into `batch`. In `job.slurm`
-# Slurm numbers its tasks, and the numbers are handed on under the names that PyTorch reads. `RANK` must be filled in *inside* `srun`,
-# once in each rank; `MASTER_ADDR` *outside*, once for all. Exit code 75 means "saved, call me again".
+# **Read it.** `train.py` names no launcher: `run`, in its last line, reads the five variables and joins the ranks. `job.slurm` fills
+# them in. `MASTER_ADDR` is set once, before `srun`, which starts the ranks. `RANK` differs from rank to rank, so it is set inside `srun`.
+# Exit code 75 is an agreement of the two files. It says: "I have saved, start me again."
 #
-# Now the job gets both troubles. It saves every 5 steps. Two steps after a save, node `n2` is killed: every process on it, Slurm's own
-# too. When the job has saved again, the notebook plays the time limit: `scancel` sends the `USR1` that `--signal=USR1@120` sends 120 s
-# before it, or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)). In between, the array runs on the idle node.
+# ## 2. A node dies, and the job comes back by itself
+#
+# The job saves after every fifth step. Two steps after a save, the cell kills every process of node `n2`, Slurm's own too. After the next
+# save it sends the job the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s before the limit,
+# or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
 
 # %%
 if slurm:
     if slurm.nodes()["n2"] != "idle":  # this cell ran before
         slurm.start_node("n2")
     slurm.history.clear()
-    shutil.rmtree(folder / "saves", ignore_errors=True)
     training = slurm.submit(folder / "job.slurm", "--steps", "30", "--every", "5")
     trains = [next_save(slurm, training, folder)]  # when its first start had saved
     killed = past_save(slurm, training, folder)  # it has done two steps since
     slurm.kill_node("n2")
-    array = slurm.submit(folder / "checksums.slurm")
-    trains.append(next_save(slurm, training, folder, array))  # its second start
+    trains.append(next_save(slurm, training, folder))  # its second start
     slurm.run("scancel", "--signal=USR1", str(training))
     signalled = slurm.seconds
     restarted(slurm, training, times=2)
     trains.append(next_save(slurm, training, folder))
-    slurm.wait(training, array, timeout_seconds=400)
+    slurm.wait(training, timeout_seconds=400)
     seen = account(slurm, training, folder, killed=killed, signalled=signalled, trains=trains)
     evidence, device = Evidence.MEASURED, "this machine"
 else:
@@ -114,40 +112,47 @@ show(draw_troubles(seen, evidence=evidence, device=device),
      alt="The job runs on n1 and n2; n2 dies; it waits, starts on n1 and n3, saves at a signal, waits, and starts a third time.")
 
 # %%
-print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the first new save "
-      f"{seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
+print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scancel stands for the time limit).\n"
+      f"From the kill to the first new save {seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it. 1:** the rank of `n1` has lost its peer; no step runs any more. **2:** Slurm still lists the job as running, until `n2` has
-# not answered for `SlurmdTimeout`: 2 s here, 300 by default ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)). There it looks
-# every 100 s: a death may be 500 s old. **3:** each start gets a *credential*, the controller's signed permission to run this job on
-# these nodes. The next start waits until the old one has expired (`cred_expire`): 5 s here, 120 by default. So on your cluster expect
-# 5 to 10 minutes, and then the queue: a third node must be free. **4:** the signal comes. The job finishes its step, saves and ends;
-# where the bar ends it is requeued. **5:** this restart waits for the credential alone.
+# **Read it.** Follow the lane of `n1` from left to right.
 #
-# Who put the job back into the queue? Slurm's log and accounting say it of the first time only:
+# - **1 to 2:** the rank on `n1` has lost its connection, and no step runs. Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
+# - **2 to 3:** the job waits until its old *credential* has expired: the controller's signed permission to run on these nodes
+#   (`cred_expire`, 5 s here).
+# - **From 4 on:** the job finishes its step, saves and ends. Then it waits for its credential again.
+#
+# **On your cluster expect 5 to 10 minutes from 1 to 3, and then the queue.** By default `SlurmdTimeout` is 300 s
+# ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and Slurm looks every 100 s: it may see a death only after 500 s. `cred_expire`
+# is 120 s by default.
+#
+# Who put the job back into the queue? Slurm's log and its accounting tell of both times:
 
 # %%
 print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
-# First Slurm did it, for the dead node: `--requeue` allows that. Here its 2 s were over before `srun`'s `--wait=60`. By default Slurm
-# takes longer: where ranks end by themselves, the step fails first. Then the script requeues, up to three times after the same save.
+# The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) no node had failed: `job.slurm`
+# called `scontrol requeue`, because `srun` had ended with 75.
 #
-# The second time (`PENDING`) no node failed: `scontrol requeue` in `job.slurm` did it, as `srun` ended with 75. What did the job print
-# around its restarts (steps and `srun`'s lines alone), and is anything lost?
+# With Slurm's default times the script does it the first time, too. The rank that lost its peer ends with an error, and 60 s later `srun`
+# gives up (`--wait=60`), before Slurm sees the dead node. Then the `elif` requeues, at most three times after the same save.
+#
+# Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
 # %%
 lines = seen["log"].splitlines()
-print(*(line for i, line in enumerate(lines) if any("srun" in near for near in lines[max(0, i - 3) : i + 4])), sep="\n")
+near = [any("srun" in line for line in lines[max(0, i - 3) : i + 4]) for i in range(len(lines))]
+print(*(line if near[i] else "..." for i, line in enumerate(lines) if near[i] or near[i - 1]), sep="\n")
 done = re.findall(r"step (\d+) loss ([\d.]+)", seen["log"])
 twice = sorted({int(step) for i, (step, _) in enumerate(done) if step in dict(done[:i])})
 print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {len(set(done)) - len(dict(done))} other losses")
 
 # %% [markdown]
-# After the dead node the steps since the last whole save ran again, with the same losses; after the signal none.
+# After the dead node the steps since the last save ran again, with the same losses. After the signal no step ran twice.
 #
-# **Question.** Another job saves every 2 steps. The save made after four steps was its last whole one, and it had printed the losses
+# **Question.** Another job saves after every second step. Its last whole save was made after four steps, and it had printed the losses
 # of steps 0 to 5 when its node died. How many steps are computed twice?
 
 # %%
@@ -155,34 +160,48 @@ steps_twice = ...
 check("17.steps_twice", steps_twice)
 
 # %% [markdown]
-# ### Its time is over: a signal, a save, 75
+# ## 3. The time limit: a signal, a save, exit code 75
 #
-# A dead node gives no warning; a time limit does. The drawing shows who hears it in this notebook's Slurm.
+# A dead node gives no warning, and a time limit does. Who hears it? In the middle of the drawing `srun` starts a rank itself, as in
+# `job.slurm`. On the right it starts torchrun, which starts the rank.
 
 # %%
-show(draw_signal(), alt="Slurm signals each process of srun's tasks, also a torchrun, which dies of it; the batch shell hears nothing.")
+show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank, or a torchrun, which dies of it; torchrun's rank and the batch shell hear nothing.")
 
 # %% [markdown]
-# **By Slurm's default fewer hear it:** a task's first process alone, unless `SignalChildrenProcesses` is set
-# ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). A rank under torchrun then hears nothing, and ends without a save. With
-# `exec` in `job.slurm` python takes the shell's place as first process.
+# By default Slurm signals only the first process of a task ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). In `job.slurm` that
+# is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save. This
+# notebook's Slurm signals every process of a task, as a cluster does with `SignalChildrenProcesses=yes`.
 #
-# The signal comes to ranks at different moments, in the middle of a step. So a handler only notes it, and after each step all ranks
-# ask each other whether anyone has: they save after the same step. In `train.py`:
+# Ranks hear the signal in the middle of a step, and not all in the same one. If each saved at once, some would wait in a save and others
+# in a step. So a handler only notes the signal. After each step the ranks ask each other whether anyone has heard it, and all save after
+# the same step:
 
 # %%
 print(inspect.getsource(Saves.kept))
 
 # %% [markdown]
-# Asking costs one all-reduce a step; the host waits for it, as for the loss. `--signal`'s seconds must cover a step, a save and the end of
-# all processes.
+# `_any_rank` is one all-reduce a step, and the host waits for its answer. The seconds in `--signal` must cover a step, a save and the end
+# of all processes.
 #
-# ## 2. The same losses
+# ### Break it: ranks that do not end together
 #
-# Now the same folder under `torchrun`, without any fault, and under Ray. **Ray Train** starts workers anew when one dies. You see a
-# stored run, which lost a worker after the save of step 4.
+# Two tasks end with 75, and the second needs a second more for its save. What does `srun` do with it under `--kill-on-bad-exit=1`?
+
+# %%
+print(uneven_ends(slurm, folder) if slurm else seen["uneven_ends"], f"({evidence}, {device})")
+if slurm:
+    slurm.stop()
+
+# %% [markdown]
+# `srun` takes the first 75 for a failure and terminates the task that still saves. The script sees 143 (128 + SIGTERM). With
+# `--kill-on-bad-exit=0 --wait=60`, as in `job.slurm`, the second task has 60 s to end.
 #
-# One more run has a planted fault: after four steps it goes on from its save without Adam's moments.
+# ## 4. The losses are the same
+#
+# The reference is the same folder under `torchrun`, without any fault. **Ray Train** starts all workers anew when one dies: you see a
+# stored run, which lost a worker after the save of step 4. One more run has a planted fault: after four steps it goes on from its save
+# without Adam's moments.
 
 # %%
 _ = (folder / "forgets.py").write_text('''import train
@@ -210,45 +229,45 @@ def by_torchrun(script: str, *words: str) -> list[float]:
 shutil.rmtree(folder / "forgotten", ignore_errors=True)
 alone, faulty = by_torchrun("train.py"), by_torchrun("forgets.py", "--saves", str(folder / "forgotten"), "--every", "4")
 ray, ray_record = stored["ray"]
-rows = {"torchrun": (alone, "measured"), "Slurm, both troubles": (seen["losses"], f"{evidence}, {device}"),
+rows = {"Slurm, both troubles": (seen["losses"], f"{evidence}, {device}"),
         "Ray, a worker lost": (ray["losses"], f"recorded, {ray_record.device}, {ray_record.date}")}
 run_ray_here = False  # True: takes a minute and more
 if run_ray_here and not ray_problem():
-    shutil.rmtree(folder / "saves", ignore_errors=True)
+    shutil.rmtree(folder / "saves", ignore_errors=True)  # where ray_train.py saves
     rows["Ray here"] = run_ray(folder, "--steps", "30", "--every", "2", kill_after=4).losses, "measured"
 
 # %%
 def largest_gap(found: list[float]) -> float:
     return max(abs(a - b) / b for a, b in zip(found, alone, strict=True))
 
+print(f"{'torchrun':<21} step 29 {alone[29]:.7f}, the reference (measured)")
 for name, (found, kind) in rows.items():
     print(f"{name:<21} step 29 {found[29]:.7f}, relative gap at most {largest_gap(found):.0e} ({kind})")
     assert largest_gap(found) < 1e-6, f"{name} computes something else"
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Three launchers, one script: through two restarts and a dead worker the losses agree with torchrun's, the reference, to a
-# millionth. The tokens are random, so the loss does not fall; yet the fault stands out. Two things make losses equal: a save holds all
-# states (lesson 16), and a batch depends on the *step* alone. With a `DataLoader` seed the shuffle by the epoch and skip used batches,
-# or save its place (torchdata's `StatefulDataLoader`). Where losses differ by more, look at the data, the state, then the numerics
-# (TF32, another GPU, dropout).
+# **Read it.** Through two restarts and a dead worker the losses agree with the reference to a millionth. The planted fault is far above
+# that. No loss falls, because the tokens are random.
 #
-# <div class="alert alert-warning"><b>Trap.</b> Runs that share <code>saves</code> go on from each other's: tasks of an array, or a
-# second <code>sbatch</code> here. Put <code>$SLURM_JOB_ID</code>, which a requeue keeps, into both paths in <code>job.slurm</code>.</div>
+# Two things make the losses equal: a save holds all states, the optimizer's too, and a batch depends on the number of its step alone.
+# With a `DataLoader`, seed the shuffle by the epoch and skip used batches, or save its place with torchdata's `StatefulDataLoader`.
 #
-# ## 3. Kubernetes, SkyPilot, containers
+# <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
+# the job's number into the folder's name: a requeue keeps it, and a new <code>sbatch</code> begins from nothing.</div>
 #
-# On Kubernetes a job is YAML: `kubernetes.yaml` makes a Job of numbered **pods**, as many as the plan has nodes, each with one container
-# that runs torchrun. **SkyPilot** rents nodes in any cloud, spot ones where `use_spot` is true, and starts again elsewhere when they are
-# taken. What makes a job go on there? These lines of the exported files:
+# ## 5. Kubernetes, Ray and SkyPilot have the same parts
+#
+# On Kubernetes a job is YAML. `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
+# runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) A container brings its own files: the `Dockerfile` builds it on NVIDIA's
+# image, with its own PyTorch, CUDA and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. These lines make a
+# job go on:
 
 # %%
 ANSWERS = {
     "kubernetes.yaml": {
         "restartPolicy": "a container that ends is not started again in its pod",
         "backoffLimitPerIndex": "the Job makes a new pod instead, so often for each number",
-        "action": "an end that fits this rule is not counted:",
-        "type: Disr": "the pod was ended from outside, as by a drain of its node",
         "node-rank": "the new pod has the old one's number, and gives it to torchrun",
     },
     "ray_train.py": {"max_failures": "all workers start anew, so often"},
@@ -264,78 +283,38 @@ for name, meanings in ANSWERS.items():
         print(f"  {line.strip():<46} {meaning}")
 
 # %% [markdown]
-# | | who notices a dead node, and when (defaults) | who starts anew | warning before the end |
-# |---|---|---|---|
-# | Slurm | its controller, within 500 s | itself; after 75, your script | the signal and seconds you choose; at a preemption SIGTERM, where `GraceTime` is set |
-# | Kubernetes | its node controller: 50 s, and 300 s until it evicts the pods | the Job, once the old pod is gone. A dead node's pods go when the node is deleted: by the cloud, else by you | SIGTERM at a drain, 30 s before the kill |
-# | Ray Train | its health checks, one in 3 s; five must fail | itself, `max_failures` times | none |
-# | SkyPilot | its controller, which asks every 15 s | itself, on new nodes | none |
+# They differ in who notices and who warns (published defaults). Slurm sees a dead node within 500 s. It also warns before a preemption, by
+# SIGTERM, where `GraceTime` is set. [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) sees
+# a dead node after 50 s, but the new pod comes only when the node is deleted, by the cloud or by you. When a node is drained it sends
+# SIGTERM, 30 s before the kill. [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) and
+# [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) ask every 3 and every 15 s, and warn nobody.
 #
-# (Published: Kubernetes, [nodes](https://kubernetes.io/docs/reference/command-line-tools-reference/kube-controller-manager/),
-# [eviction](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) and
-# [jobs](https://kubernetes.io/docs/concepts/workloads/controllers/job/);
-# [Ray](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h);
-# [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py).) A drained pod is not counted, but its
-# neighbours are: warned by it they save and end with 75, which torchrun turns into 1. If a save takes more than 30 s, set `terminationGracePeriodSeconds`. The `Dockerfile` builds on NVIDIA's image, which brings PyTorch,
-# CUDA and NCCL as one set: install no other torch over it.
+# `train.py` saves at SIGTERM, too. If a save may take longer than 30 s, raise both the pod's `terminationGracePeriodSeconds` and torchrun's
+# own 30 s (`--shutdown-timeout`, in newer versions).
 #
-# ## 4. What to watch
+# **Which to choose.** torchrun alone serves one machine, or a handful that you watch yourself. Take Slurm where a cluster is shared, and
+# Kubernetes where your company runs on it. Ray Train suits a program that also prepares data and tunes. SkyPilot suits you when prices
+# decide.
 #
-# - **Losses,** in files that survive the job: TensorBoard writes a folder; so does W&B with `mode="offline"`, and `wandb sync` sends it.
-# - **Silence.** A peer that hangs, or has no power, closes no connection. NCCL's watchdog ends a collective after 10 minutes (`timeout` of
-#   `init_process_group`), later than Slurm's 500 s. A slow job still prints steps; a hung one does not: watch the log's age.
-# - **A node that fails twice.** Have it drained, or `--exclude` it.
+# **What to watch.** Watch the losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`.
+# And watch the log's age. A peer that hangs closes no connection, and NCCL's watchdog ends the collective only after 10 minutes
+# (`timeout` of `init_process_group`).
 #
-# ## Break it, diagnose it
+# <details><summary>What changes on TPUs</summary>
 #
-# Two faults: say what you would do. In the first, two tasks end with 75, and one needs a second more to save.
-
-# %%
-print(uneven_ends(slurm, folder) if slurm else seen["uneven_ends"], f"({evidence}, {device})")
-
-# %%
-def on_an_older_node():
-    if dist.get_rank() == 1:
-        torch.__version__ = "2.11.0"  # this node was not updated
-    check_versions()
-
-
-try:
-    run_ranks(on_an_older_node, 2)
-except RankError as error:
-    print(str(error).split("\n\n")[0])
-if slurm:
-    slurm.stop()
-
-# %% [markdown]
-# **Diagnose it.** With `--kill-on-bad-exit=1` the first 75 counts as a failure: `srun` terminates the rank that still saves, and the
-# script sees 143 (128 + SIGTERM). `job.slurm` gives the others 60 s instead. Different PyTorch versions may *seem* to work: the exported
-# script compares them before the first step.
-#
-# ## 5. When to use which
-#
-# | launcher | use when | costs | does not help |
-# |---|---|---|---|
-# | torchrun | one machine, or a handful that you own | you start it on each node; `--max-restarts` brings back ranks, no node | queues, sharing |
-# | Slurm | a shared cluster with a queue | root sets it up; one environment on all nodes | services; prices across clouds |
-# | Kubernetes, Kubeflow | your company runs on it | images, volumes, an operator | a queue with fair shares: add Kueue |
-# | Ray Train | preprocessing, tuning and training in one program | a cluster inside a cluster | plain static jobs |
-# | SkyPilot | prices decide; spot in several clouds | saves in a bucket, restarts | one cluster with a queue already |
-
-# %% [markdown]
-# ### What changes on TPUs
-#
-# A [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p) has 459 TFLOP/s in bf16 and 95 GiB. 8,960 of them form one **pod**. You
-# rent a *slice*, and mesh axes should match its shape.
+# You rent a *slice* of a **pod**: all chips that share one network, 8,960 of a
+# [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p). A mesh should match its slice's shape.
 # [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu) makes `"tpu"` a device of PyTorch. The older
 # [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad.
+#
+# </details>
 
 # %% [markdown]
 # ## Recap
 #
-# - One script, many launchers: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are the contract,
-#   and equal losses the test.
-# - A job survives by four things: requeue, a signal, a save, an exit code that means "again".
+# - One script ran under Slurm, torchrun and Ray: each gives it the same five variables.
+# - A job goes on by itself through four things: a requeue, a signal, a save, and an exit code that means "again".
+# - Its losses stay the same where a save holds all states and a batch depends on its step alone.
 #
 # ### Test yourself
 #
@@ -343,38 +322,41 @@ if slurm:
 #
 # <details><summary>Answer</summary>
 #
-# `--signal=USR1@120` in the script, and a handler in the ranks that saves after the step. (Saves every few steps would
-# have left one, too. To go on, the script needs `scontrol requeue` on 75.)
+# `--signal=USR1@120` in the script, and a handler in the ranks that leads to a save.
 #
 # </details>
 #
-# Do the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), in a copy (`make my-labs`): its first exercise is about such a
-# job, the others about [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the
-# [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
+# Do exercise 1 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), in a copy (`make my-labs`); the others are about
+# [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
 #
 # **References.** [srun](https://slurm.schedmd.com/srun.html), [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/).
 
 # %% [markdown]
 # ## On Monday
 #
-# With these lines a lost node brings the job back, and each task of `srun` is warned 120 s or more before the limit. For other
-# failures add the `elif` of `job.slurm`:
+# With these lines a job comes back after a dead node, and its ranks are warned 120 s or more before its time limit:
 #
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
 # export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-# # 75 alone is requeued below. So --wait is longer than Slurm takes to see a dead node (by default up to 500 s): Slurm must
-# # requeue before the step ends. Without exec the shell is the task's first process: by default it alone gets the signal, and dies of it.
-# srun --kill-on-bad-exit=0 --wait=600 bash -c '
+# saves=saves-$SLURM_JOB_ID  # a requeue keeps the number
+# # exec: Slurm signals a task's first process, which must be python and no shell.
+# srun --kill-on-bad-exit=0 --wait=60 bash -c '
 #   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
-#   exec python -u train.py'
+#   exec python -u train.py "$@"' rank --saves "$saves"
 # code=$?
-# if [ "$code" = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# if [ "$code" = 75 ]; then  # saved, because Slurm asked for it
+#   scontrol requeue "$SLURM_JOB_ID"
+# elif [ "$code" != 0 ]; then  # a rank failed or a node died: again, three times after the same save
+#   echo "after $(ls -t "$saves" 2>/dev/null | head -n 1)" >> "failures-$SLURM_JOB_ID"
+#   failures=$(grep -cxF "$(tail -n 1 "failures-$SLURM_JOB_ID")" "failures-$SLURM_JOB_ID")
+#   if [ "$failures" -le 3 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# fi
 # exit "$code"
 # ```
 #
-# In your loop the signal sets a flag, and all ranks agree on it:
+# In your loop the signal sets a flag, and all ranks agree on it. The loop goes on from the newest save in the folder `--saves`:
 #
 # ```python
 # import signal, sys
@@ -385,28 +367,27 @@ if slurm:
 #     train_step(step)
 #     stop = any_rank(bool(asked))  # torch.distributed.all_reduce of the flag, with ReduceOp.MAX
 #     if stop or (step + 1) % every == 0:
-#         save(step + 1)  # so many steps are done; into a folder of this job: $SLURM_JOB_ID, which a requeue keeps, in its name
+#         save(step + 1)  # so many steps are done
 #     if stop:
 #         barrier()  # torch.distributed.barrier: no rank leaves while another saves
 #         sys.exit(75)
 # ```
 #
-# Under `srun torchrun` add `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`, or USR1 ends the launcher. With it
-# torchrun hands USR1 to its ranks, gives them 30 s (newer versions have `--shutdown-timeout`) and ends with 1: requeue where a new save
-# is there.
+# **With torchrun.** Under `srun torchrun` add `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`. torchrun then hands `USR1` to
+# its ranks, gives them 30 s, and ends with 1. The script's `elif` requeues that.
 #
-# With `enable_jit_checkpoint` a `Trainer` saves and stops at SIGTERM (`--signal=TERM@120`), and ends with 0, finished or not. A save that
-# was cut off keeps a marker. Each rank decides for itself when to stop: on several ranks use the loop above. Early stopping, too, ends
-# before the last step: test for it, or a job that is done starts again.
+# **With a `Trainer`** of transformers, on one rank, write `--signal=TERM@120` and set `enable_jit_checkpoint=True`. At SIGTERM it saves and
+# ends with 0, finished or not; these lines make "not finished" 75. On several ranks each would stop for itself: use the loop above.
+# With early stopping test for that, too, or a job that is done starts again.
 #
 # ```python
 # import os, pathlib, shutil, sys
 # from transformers.trainer_utils import get_last_checkpoint
 #
-# out = trainer.args.output_dir  # of a Trainer with TrainingArguments(..., enable_jit_checkpoint=True)
+# out = trainer.args.output_dir
 # os.makedirs(out, exist_ok=True)
 # for marker in pathlib.Path(out).glob("checkpoint-*/checkpoint-is-incomplete.txt"):
-#     shutil.rmtree(marker.parent)
+#     shutil.rmtree(marker.parent)  # a save that was cut off
 # trainer.train(resume_from_checkpoint=get_last_checkpoint(out))
 # if trainer.state.global_step < trainer.state.max_steps:
 #     sys.exit(75)

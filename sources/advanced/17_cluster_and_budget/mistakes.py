@@ -47,10 +47,16 @@ RESTARTED = """elif [ $code != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; the
   scontrol requeue $SLURM_JOB_ID
 """
 PATIENT = "--kill-on-bad-exit=0 --wait=60"
-EACH = """  code=0; for rank in "${ranks[@]}"; do wait $rank || code=$?; done
-  exit $code
+TRAP = '  trap "kill -USR1 ${ranks[*]}" USR1  # it may come to this shell alone: hand it on\n'
+AGAIN = (
+    " [ $ended -le 128 ] || { wait $rank; ended=$?; }  # the signal ended the wait, not the rank"
+)
+EACH = f"""  for rank in "${{ranks[@]}}"; do
+    wait $rank; ended=$?;{AGAIN}
+    [ $ended = 0 ] || code=$ended
+  done
+  exit ${{code:-0}}
 """
-TRAP = '  trap "" USR1  # for the ranks, not for this shell\n'
 known.mistakes(
     "repaired_job",
     handed_out=(
@@ -102,7 +108,7 @@ known.mistakes(
         "whichever failed",
     ),
     a_code_of_its_own=(
-        changed("job.slurm", ("wait $rank || code=$?", "wait $rank || code=1")),
+        changed("job.slurm", ("code=$ended", "code=1")),
         "own code on",
     ),
     the_pipe_hides_it=(changed("job.slurm", ("set -o pipefail\n", "")), "after a pipe"),
@@ -140,11 +146,9 @@ known.mistakes(
         changed("job.slurm", (SAVED + FAILED, SAVED.replace("[ $code = 75 ]", "true"))),
         "exit code of srun first",
     ),
-    the_shell_dies=(changed("job.slurm", (TRAP, "")), "The shell dies of it"),
-    the_shell_stops_waiting=(
-        changed("job.slurm", (TRAP, "  trap : USR1\n")),
-        "returns 138 at once",
-    ),
+    the_shell_dies=(changed("job.slurm", (TRAP, "")), "Without a `trap` it dies"),
+    the_shell_stops_waiting=(changed("job.slurm", (AGAIN, "")), "wait for that rank once more"),
+    the_shell_keeps_it=(changed("job.slurm", (TRAP, '  trap "" USR1\n')), "hands it on"),
     to_the_script_alone=(changed("job.slurm", ("--signal=USR1", "--signal=B:USR1")), "hand it on"),
     no_interpreter=(changed("job.slurm", ("#!/bin/bash\n", "")), "#!/bin/bash"),
     warned_too_late=(changed("job.slurm", ("USR1@120", "USR1@1")), "A save takes longer"),

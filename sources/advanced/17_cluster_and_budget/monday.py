@@ -37,16 +37,21 @@ BLOCK
 
 
 def block_1(text: str) -> None:
-    """A task that ends with 75 is called again, by the script; other codes end the job, with that code."""
-    saved = try_script(text, codes=dict.fromkeys(range(4), 75))
-    assert saved.requeued == ["4711"], "75 says: saved, call me again"
-    assert [rank[:3] for rank in saved.ranks] == [(str(rank), "4", "n1") for rank in range(4)]
-    assert try_script(text, signal_to="tasks").requeued == ["4711"], "the signal reaches each rank"
-    for code in (0, 1):
-        assert try_script(text, codes=dict.fromkeys(range(4), code)).requeued == [], (
-            f"it ended with {code}"
-        )
-    assert "--kill-on-bad-exit=0" in text, "a rank that saved first must not end the others"
+    """A task that ends with 75 is called again; one that fails three times after the same save, one that is done never."""
+    saved = try_script(text, codes=dict.fromkeys(range(4), 75), starts=5)
+    assert saved.requeued == 5 * ["4711"], "75 says: saved, call me again, however often"
+    assert {rank[:3] for rank in saved.ranks} == {(str(rank), "4", "n1") for rank in range(4)}
+    for children in (True, False):
+        warned = try_script(text, signal_to="tasks", children=children)
+        assert warned.ended == [75] * 4 and warned.requeued == ["4711"], "python hears the signal"
+    assert try_script(text).requeued == [], "it is done"
+    failing: dict[str, Any] = {"codes": {2: 1}, "starts": 9}
+    assert try_script(text, **failing).requeued == 3 * ["4711"], "no more after the same save"
+    saving = 'mkdir -p "$saves/step-$SLURM_RESTART_COUNT"\nsrun '
+    assert try_script(text.replace("srun ", saving, 1), **failing).requeued == 9 * ["4711"], (
+        "each start saved anew"
+    )
+    assert saved.patience_seconds == 60, "a rank that saved first must not end the others"
 
 
 def block_2(text: str) -> None:

@@ -17,7 +17,7 @@ _BOXES = (
     (0.0, 1.8, WIDTH, SPARED, "job.slurm, the batch shell:\ngets none (B:USR1 would\ngo here alone)"),
     (3.7, 1.8, WIDTH, GETS, "python train.py, a rank:\nnotes it, saves after the step,\nends with 75"),
     (7.4, 1.8, WIDTH, DIES, "torchrun:\nhas no handler for it, dies;\nsrun ends with 138, not 75"),
-    (7.4, 0.2, WIDTH, GETS, "python train.py, its rank:\ngets it, too; its 75\nis lost with torchrun"),
+    (7.4, 0.2, WIDTH, SPARED, "python train.py, its rank:\nby Slurm's default hears nothing\nand ends without a save"),
 )  # fmt: skip
 _TASKS = ((3.5, 1.6, 3.5, 1.65), (7.2, 0.0, 3.5, 3.25))  # left, bottom, width, height
 
@@ -39,7 +39,7 @@ def draw_signal() -> Figure:
         axes.set_xlim(-0.2, 10.9)
         axes.set_ylim(-0.1, 5.1)
         axes.set_axis_off()
-        axes.set_title("Who gets --signal=USR1@120: each process of srun's tasks (a drawing)")
+        axes.set_title("Slurm's default: the first process of each task gets USR1 (a drawing)")
     return figure
 
 

@@ -1,7 +1,8 @@
 """Lab 17's Slurm script run by stand-ins: `srun`, `scontrol`, `scancel` and ranks that note what they see.
 
 Bash runs the learner's script as Slurm would, on two nodes. Each rank notes what it was told, and ends
-with the code that the case asks for; a signal comes to the script or to all processes of its tasks.
+with the code that the case asks for; a signal comes to the script, or to its tasks: to the first process of
+each, as by Slurm's default, or to all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ JOB_NUMBER = "4711"
 SECONDS = 20.0
 
 STUBS = {
-    # Starts the tasks of all nodes at once, as Slurm would; a signal goes to every process of every task.
+    # Starts the tasks of all nodes at once, as Slurm would; a signal goes to each task's first process or group.
     "srun": """#!/bin/bash
 waits=0 kills=
 while [ $# -gt 0 ]; do
@@ -49,7 +50,7 @@ for ((task = 0; task < SLURM_NTASKS; task++)); do
   tasks+=($!)
 done
 while [ "$STUB_SIGNAL" ] && [ ! -e "$STUB_NOTES/signal" ] && [ "$(jobs -pr)" ]; do sleep 0.05; done
-[ -e "$STUB_NOTES/signal" ] && for task in "${tasks[@]}"; do kill -USR1 -- "-$task"; done
+[ -e "$STUB_NOTES/signal" ] && for task in "${tasks[@]}"; do kill -USR1 -- "$STUB_GROUP$task"; done
 most=0
 for task in "${tasks[@]}"; do
   wait "$task"; code=$?
@@ -118,6 +119,7 @@ def try_script(
     codes: Mapping[int, int] | None = None,
     restarts: int = 0,
     signal_to: str = "",
+    children: bool = True,
     tasks: int = RANKS,
     starts: int = 1,
 ) -> Tried:
@@ -128,6 +130,7 @@ def try_script(
         codes: The exit code of each rank; 0 where nothing is said.
         restarts: How often Slurm has started it again.
         signal_to: SIGUSR1 comes to the "script", or by Slurm to the "tasks", once all ranks run.
+        children: Of a task all processes get the signal (SignalChildrenProcesses=yes), not the first alone.
         tasks: Of srun, on both nodes together.
         starts: How often it is started in one folder, as long as it requeues itself.
     """
@@ -139,6 +142,7 @@ def try_script(
             known = _environment(folder, tasks, restarts + start) | {
                 "STUB_CODES": pairs,
                 "STUB_SIGNAL": signal_to,
+                "STUB_GROUP": "-" if children else "",
             }
             if not _ran_to_its_end(folder, known, signal_to):
                 return Tried([], [], [], [], "", is_endless=True)

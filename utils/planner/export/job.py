@@ -18,7 +18,6 @@ LONGEST_NAME = 40  # Kubernetes adds "-" and a number to it, and takes 63 in all
 PORT = 29500
 EVERY = 100  # steps between saves
 RESTARTS = 3  # of a job that failed by itself
-SAVES = "saves"
 BYTES_PER_PARAMETER = 12  # of a save: float32 parameters and Adam's two moments
 # The base holds PyTorch 2.12 with CUDA and NCCL (NVIDIA's catalog, release 26.05).
 IMAGE_BASE = "nvcr.io/nvidia/pytorch:26.05-py3"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 
-from utils.planner.export.job import RESTARTS, SAVES, TrainingJob
+from utils.planner.export.job import RESTARTS, TrainingJob
 
 SCRIPT = """\
 #!/bin/bash
@@ -27,6 +27,8 @@ SCRIPT = """\
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT{variables}
+# A requeue keeps the job's number. A new job goes on from job 7's saves by: SAVES=saves-7 sbatch job.slurm
+SAVES=${{SAVES:-saves-$SLURM_JOB_ID}}
 
 # Ranks that save do not end at one moment. --kill-on-bad-exit would kill those that end after the first.
 srun --kill-on-bad-exit=0 --wait=60 bash -c '
@@ -37,7 +39,7 @@ code=$?
 if [ "$code" = {stopped} ]; then  # saved, because Slurm asked for it
   scontrol requeue "$SLURM_JOB_ID"
 elif [ "$code" != 0 ]; then  # a rank failed: try again, {restarts} times after the same save
-  save=$(ls {saves} 2>/dev/null | tail -n 1)
+  save=$(ls "$SAVES" 2>/dev/null | tail -n 1)
   echo "after ${{save:-no save}}" >> "failures-$SLURM_JOB_ID"
   failures=$(grep -cxF "after ${{save:-no save}}" "failures-$SLURM_JOB_ID")
   if [ "$failures" -le {restarts} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
@@ -49,16 +51,15 @@ STOPPED = 75  # utils.parallel.saves.STOPPED, which needs torch; a test holds th
 
 def slurm_script(job: TrainingJob) -> str:
     """The text of job.slurm; `sbatch job.slurm --steps 1000` hands arguments on."""
-    words = [*(("--saves", SAVES) if job.is_exported else ()), *job.arguments]
+    saves = ' --saves "$SAVES"' if job.is_exported else ""
     variables = "".join(f" {key}={shlex.quote(value)}" for key, value in job.variables.items())
     return SCRIPT.format(
         name=job.name,
         nodes=job.nodes,
         tasks=job.gpus_per_node,
         script=shlex.quote(job.script),
-        arguments="".join(f" {shlex.quote(word)}" for word in words),
+        arguments=saves + "".join(f" {shlex.quote(word)}" for word in job.arguments),
         variables=variables,
-        saves=SAVES,
         stopped=STOPPED,
         restarts=RESTARTS,
     )

@@ -211,7 +211,6 @@ class Slurm:
         number: int,
         until: Callable[[], bool],
         timeout_seconds: float = 120.0,
-        others: Sequence[int] = (),
     ) -> float:
         """Watch a job until something has happened, and keep its history; the seconds at which it had.
 
@@ -219,15 +218,13 @@ class Slurm:
             number: the job's.
             until: says whether it has happened.
             timeout_seconds: the longest that it may take.
-            others: jobs whose history is kept, too.
 
         Raises:
             SlurmError: the job ended, or time was over, and it had not.
         """
         deadline = time.monotonic() + timeout_seconds
         while not until():
-            mine = [job for job in self.look(number, *others) if number in (job.number, job.array)]
-            states = {job.state for job in mine}
+            states = {job.state for job in self.look(number)}
             if states <= ENDED or time.monotonic() > deadline:
                 raise SlurmError(
                     f"Job {number} is {', '.join(states)}, and what was waited for has not come."
