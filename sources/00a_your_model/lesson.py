@@ -92,7 +92,7 @@ show(draw_step(asked, f"{MODEL}, simulated\n{recipe}", card_bytes),
 
 # %% [markdown]
 # **What a card measured.** Two runs of this method's program are recorded, on an H200 with PyTorch 2.11 on 2026-11-26. A test
-# holds the simulator to their peaks (tensors within 0.02%, the allocator within 7%), and their seconds had a part in how wide the
+# holds the simulator to their peaks (tensors within 0.02%, the allocator within 9%), and their seconds had a part in how wide the
 # interval above is. So they show that these two runs are simulated as they ran; they forecast nothing. Neither has the chunked
 # loss below, which needs PyTorch 2.13. No RTX 4090 was at hand.
 

@@ -65,10 +65,15 @@ def test_lesson_05a_draws_all_that_ran():
     ],
 )
 def test_a_fine_tune_takes_what_is_simulated(index):
+    """Frozen weights were read in and packed on the card, which left gaps that no step explains."""
     row = recorded_fine_tunes()[index]
     step = row.simulated()
     assert step.peak_bytes == pytest.approx(row.peak_bytes, rel=2e-4), f"{row.model}, {row.recipe}"
-    assert step.reserved_bytes == pytest.approx(row.reserved_bytes, rel=0.07)
+    over = row.reserved_bytes / step.reserved_bytes - 1
+    if row.recipe.is_frozen:
+        assert 0 < over < (0.1 if row.recipe.method == "qlora" else 0.035)
+    else:
+        assert abs(over) < (0.02 if row.recipe.step_in_backward else 3e-4)
 
 
 def test_its_seconds_lie_in_the_interval_that_is_printed():
