@@ -55,7 +55,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 # %% jupyter={"source_hidden": true}
-from utils import Evidence, Plan, Span, Transformer, TransformerConfig, check, format_seconds, run_ranks, scratch_folder, show
+from utils import Batch, Cluster, Evidence, Plan, Span, Transformer, TransformerConfig, check, export, format_seconds
+from utils import model_shape, run_ranks, scratch_folder, search, show
 from utils.catalog import link
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
@@ -104,7 +105,8 @@ show(draw_days(lanes, title="One of 200 runs: failures every 8 h, save 5 min, re
 
 # %% [markdown]
 # **Read it.** Saves every 15 minutes take a quarter of the time. Saves every 6 hours lose whole hours at a failure. The best
-# interval lies between, and depends on how often failures come. Published logs count them per 1,000 days of a node of 8 GPUs:
+# interval lies between, and depends on how often failures come. Here are published logs, as failures per 1,000 *node-days*; a
+# node has 8 GPUs:
 
 # %% jupyter={"source_hidden": true}
 gpus, rows = 256, []
@@ -115,12 +117,12 @@ for log in FAILURE_LOGS:
 display(pd.DataFrame(rows).style.hide().set_caption(f"Rates from published numbers; hours and failures of {gpus} GPUs predicted from them"))
 
 # %% [markdown]
-# **Read it.** In 30 days 256 GPUs fail 4 times by one log and 23 times by another. So count what stops *your* jobs. Here we use
+# **Read it.** In 30 days 256 GPUs fail about 4 times by one log and 23 times by another. So count what stops *your* jobs. Here we use
 # the lowest rate and the highest, 3.8 and 24.
 #
 # **Goodput** is the share of wall time that is work which lasted. Let a save take $d$, and let failures come every $M$ on
-# average. Saved after each $t$ of work, a run spends about $d/t$ of the time on saves. A failure loses half an interval on average,
-# which is $t/(2M)$ of the time. The sum is least at
+# average (the mean time between failures). Saved after each $t$ of work, a run spends about $d/t$ of the time on saves. A
+# failure loses half an interval on average, which is $t/(2M)$ of the time. The sum is least at
 #
 # $$t=\sqrt{2\,d\,M}$$
 #
@@ -261,8 +263,13 @@ assert right == loaded != later, "the copy holds the weights of the call"
 # fp32 moments. Each GPU copies a 64th to its host, and the hosts write to a store that all of them see. The store's rate is
 # assumed, then halved and doubled:
 
+# %% jupyter={"source_hidden": true}
+model, cluster, batch = model_shape("gpt-3-175b"), Cluster(gpu="A100-80GB", nodes=8), Batch(sequences=1536, sequence_length=2048)
+export(model, cluster, search(model, cluster, batch).best.plan, batch).write(here.root / "build" / "lesson-16" / "gpt-3-175b")
+print("a plan for this run, and the files that launch it: build/lesson-16/gpt-3-175b")
+
 # %%
-size = checkpoint_bytes("gpt-3-175b", Plan())
+size = checkpoint_bytes(model, Plan())
 copied = size / 64 / (link("PCIe 4 x16").sustained_bytes_per_second / 2)  # two GPUs share a link
 print(f"{size / 1e12:.2f} TB a checkpoint; the copy takes {copied:.1f} s and {size / 8 / 1e9:.0f} GB of each host's memory (predicted)")
 print(f"two kept and one under way: {3 * size / 1e12:.1f} TB; with one a day for 30 days: {33 * size / 1e12:.0f} TB (predicted)")
@@ -326,8 +333,8 @@ for first, second in (("same", "same"), ("old", "new")):
 # **Read it.** In the same folder one kill destroyed *both* checkpoints. In a new folder the old one stays whole. The half
 # one is refused, because `.metadata` is written last.
 #
-# Two things are missing. DCP brings its files to the disk, but not the folder's list of them. And nothing tells
-# whether a byte has changed since. So build the safe save: **new folder, checksums, to the disk, rename, and only then delete
+# Two things are missing. DCP brings its files to the disk, but not the folder's list of them, and a power cut can take that.
+# And nothing tells whether a byte has changed since. So build the safe save: **new folder, checksums, to the disk, rename, and only then delete
 # what is old.** A rename is all or nothing on ext4, XFS, Lustre and NFS, though NFS may show it late. Most object stores have
 # none. `reaches` lets us kill the save at each state:
 
@@ -354,7 +361,7 @@ def save_by_hand(pieces, folder, step, keep=2, reaches=lambda state: None):
             to_disk(path)
         reaches("summed")
         number = 1 + max((int(path.name.split("-")[-1]) for path in list_checkpoints(folder)), default=0)
-        new.rename(folder / f"step-{step:08d}-save-{number}")
+        new.rename(folder / f"step-{step:08d}-save-{number}")  # who goes back saves step 60 after step 100
         to_disk(folder)  # the new name, before an old one goes
         reaches("named")
         for old in list_checkpoints(folder)[keep:]:  # what was saved last stands first
@@ -395,6 +402,7 @@ show(draw_left(left, title="What a kill in a save left, by the state that the sa
 # %% [markdown]
 # **Read it.** After a kill before the rename a load finds the save before it: step 2, step 4. From the rename on it finds the new
 # one: step 7, step 10. What was to be kept is never lost. A kill is no power cut, so `fsync` is not tested here.
+# Rank 0 sums all files here, which is slow for terabytes; in the script at the end each rank sums its own.
 #
 # Do checksums matter? We change one byte of each checkpoint, and load:
 
@@ -474,7 +482,7 @@ def resumed(folder, forget, own_noise):
 
 # %% [markdown]
 # Four ranks save after step 20 and run on. Then the run is resumed six times. The lower panels show how far the losses are
-# from those of the run that never stopped:
+# from those of the run that never stopped. In an *exact resume* none differs:
 
 # %%
 forgotten = ("nothing", "moments", "schedule", "scaler", "place in the data", "random states")

@@ -460,7 +460,7 @@ print(f"A10s win below ${hourly.usd_per_gpu_hour * a100s / a10s:.2f} an hour, an
 # | 1B on 8 x 8 | [14§6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15§6](15_design_studio.ipynb#6.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
 # | 175B, checkpoints | [16§2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b") | `lesson-16` | `lay_out` |
-# | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-How-often "RunPlan") | `lesson-16` | `survive` |
+# | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-How-often:-between-too-soon-and-too-late "RunPlan") | `lesson-16` | `survive` |
 # | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 #
 # </details>
