@@ -334,9 +334,9 @@ for first, second in (("same", "same"), ("old", "new")):
 # one is refused, because `.metadata` is written last.
 #
 # Two things are missing. DCP brings its files to the disk, but not the folder's list of them, and a power cut can take that.
-# And nothing tells whether a byte has changed since. So build the safe save: **new folder, checksums, to the disk, rename, and only then delete
-# what is old.** A rename is all or nothing on ext4, XFS, Lustre and NFS, though NFS may show it late. Most object stores have
-# none. `reaches` lets us kill the save at each state:
+# And nothing tells whether a byte has changed since. So build the safe save: **new folder, checksums, to the disk, rename, and
+# only then delete what is old.** A rename is all or nothing on ext4, XFS, Lustre and NFS, though NFS may show it late. Most
+# object stores have none. `reaches` lets us kill the save at each state:
 
 # %%
 def to_disk(path):
@@ -532,8 +532,8 @@ shutil.rmtree(work, ignore_errors=True)
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** Put this script behind what makes `model`, `optimizer`, `schedule`, `loader` (a `StatefulDataLoader` with a
-# stateful sampler) and `folder`, a `Path` that all ranks see. It needs a started `torch.distributed`.
+# **Plain PyTorch.** Put this script after the lines that start `torch.distributed` and make `model`, `optimizer`, `schedule`,
+# `loader` and `folder`. The loader is a `StatefulDataLoader` with a stateful sampler; the folder is a `Path` that all ranks see.
 #
 # - Begin with `step, batches = resume()`; `batches` are the rest of the epoch.
 # - Call `save(step)` between steps, and `finish()` once at the end.
