@@ -14,8 +14,8 @@
 # **The question.** A simulator says that a training step needs 20.7 GiB. The step never ran, and you do not have the
 # card. How far do you trust that number?
 #
-# **Promise.** You build a memory simulator by hand, test it against this machine's own allocator and find where it is
-# wrong. Then you simulate a step of 7 billion parameters, and see how far simulations were off on real cards.
+# **Promise.** You build a memory simulator by hand and find where it is wrong. Then you simulate a step of 7 billion
+# parameters, and see how far such simulations were off on real cards.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -76,14 +76,14 @@ show(draw_over_time(pair, "activations", title="Activations through one step, wi
      alt="Two panels of activations through a training step, one measured and one simulated: the same hill.")
 
 # %% [markdown]
-# **Read it.** Both hills are equally high. (A hill's width counts requests for memory and says nothing.) On the right
-# not one number was multiplied by another.
+# **Read it.** Both hills are equally high. Their widths count requests for memory and say nothing. On the right not one
+# number was multiplied by another.
 #
 # ## 1. A tensor without data still has its bytes
 #
-# Under `FakeTensorMode`, PyTorch works out the shape, the type and the device of each result, and computes nothing. The
-# result still owns a *storage*. That is the object behind a tensor that stands for its bytes. It dies with the last tensor
-# that uses it. Here are four tebibytes that fit on any laptop:
+# Under `FakeTensorMode`, PyTorch works out the shape, type and device of each result, and computes nothing. The result
+# still owns a *storage*, the object that stands for a tensor's bytes. A storage dies with the last tensor that uses it.
+# Here are four tebibytes that fit on any laptop:
 
 # %%
 with FakeTensorMode():
@@ -174,15 +174,15 @@ assert abs(sizes[0] / sizes[1] - 1) < 0.01, "over 1% off: is the batch the same 
 compare([simulated, real], title="The same step, without data and with")
 
 # %% [markdown]
-# **Read it.** With the rule the peaks agree to the digits shown. (The gradients differ by half a MiB because the two peaks
-# lie one operation apart.)
+# **Read it.** With the rule the peaks agree to the digits shown. They lie one operation apart, so one has half a MiB more
+# gradients.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Temporaries depend on the kernels: another processor may choose another
 # layout and make another copy. A simulated number holds for the device whose kernels were stated, and for no other.</div>
 #
-# ## 4. Another device has other kernels, and they can move the peak
+# ## 4. Another device has other kernels, so it needs other rules
 #
-# So a GPU that you do not have needs its own rules. Here is one of them, whole. On CUDA, `F.rms_norm` is a single kernel.
+# A GPU that you do not have needs its own rules. Here is one of them, whole. On CUDA, `F.rms_norm` is a single kernel.
 # [Its derivative](https://github.com/pytorch/pytorch/blob/main/tools/autograd/derivatives.yaml) says what backward needs:
 # the input, the weight, and one fp32 number a row. On a CPU the norm is composed of plain operations, and autograd keeps
 # what each of them needs.
@@ -222,6 +222,8 @@ def kept_bytes(norm, choices):
         return by_hand.now - before - out.nbytes
 
 
+
+# %%
 kept = {"composed, as on a CPU": kept_bytes(composed, nullcontext()), "by the rule above": kept_bytes(FusedRMSNorm.apply, nullcontext()),
         "by the course's rule for CUDA": kept_bytes(composed, cuda_choices(flash=True))}
 for how, size in kept.items():
@@ -231,34 +233,8 @@ assert rule == kept["by the course's rule for CUDA"] == 2048 * (2 * 4096 + 4), "
 print(f"64 norms by the CPU's way: {format_bytes(64 * (kept['composed, as on a CPU'] - rule))} too much (predicted)")
 
 # %% [markdown]
-# **Read it.** A CPU's way keeps an fp32 copy, twice as large as the input. In a Llama of 7 billion parameters, 64 norms
-# would make a GPU's simulated peak 1 GiB too high. One missing rule is one such error.
-#
-# Rules can also move the peak to another moment. On a CPU AdamW goes through the tensors one by one. On CUDA it takes all
-# of them at once by default, and its temporaries are as large as all parameters together.
-
-# %%
-def build_writer():
-    model = Transformer(TransformerConfig(vocabulary=1000, hidden=256, layers=6, heads=4, feedforward=704))
-    return model, torch.optim.AdamW(model.parameters())
-
-
-def writer_step(model, optimizer):
-    tokens = torch.randint(0, 1000, (2, 129))
-    optimizer.zero_grad()
-    logits = model(tokens[:, :-1])
-    F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    optimizer.step()
-
-
-pair = [simulate(build_writer, writer_step, device=name, name=name) for name in ("cpu", "A100 80GB")]
-for run in pair:
-    print(f"{run.name:<9} {format_bytes(run.peak_bytes):>10}, reached in the phase: {run.peak_phase} ({run.evidence})")
-compare(pair, title="The same AdamW step at its peak, on two simulated devices")
-
-# %% [markdown]
-# **Read it.** On the simulated A100 the grey temporaries lift the peak into the optimizer step. *Other* is memory
-# that cuBLAS, the GPU's library for matrix products, keeps to work in.
+# **Read it.** A CPU's way keeps an fp32 copy, twice as large as the input. The model of the next section has 64 norms
+# whose input needs a gradient. Simulated for a GPU without this one rule, its step would come out 1 GiB too high.
 #
 # ## 5. A simulated 7B step reserves more than it holds
 #
@@ -294,8 +270,8 @@ def build_7b():
     return model, torch.optim.AdamW(trained)
 
 
-def step_7b(model, optimizer, sequences=1):
-    tokens = torch.randint(0, shape.vocabulary, (sequences, 2049))
+def step_7b(model, optimizer):
+    tokens = torch.randint(0, shape.vocabulary, (1, 2049))
     optimizer.zero_grad()
     logits = model(tokens[:, :-1])
     F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
@@ -309,18 +285,18 @@ show(draw_timeline(llama), alt="Simulated memory of a 7B step with adapters: a w
      "that rise through forward and fall through backward.")
 
 # %% [markdown]
-# **Read it.** The frozen weights are the wide base. What moves is the activations, and the peak lies where they meet
-# the logits. That is the 20.65 GiB of the question: bytes that are alive at one moment.
+# **Read it.** The frozen weights are the wide base. The activations move, and the peak lies where they meet the logits.
+# That is the 20.65 GiB of the question: bytes that are alive at one moment.
 #
-# The last line of the print names a second number, and it decides. A GPU's allocator takes memory from the card in
-# large *segments* and cuts them into pieces. Freed pieces stay with it, and a gap that fits no request is lost. The
-# segments together are what is *reserved*. The simulator replays the allocator by the rules of PyTorch's source. So this
-# step must find 21.18 GiB on the card, beside the *context*, which is what NVIDIA's driver takes for itself.
+# The print's last line names a second number. A GPU's allocator takes memory from the card in large *segments*, and
+# cuts them into pieces. Freed pieces stay with it, and a gap that fits no request is lost. All segments together are
+# what is *reserved*. The simulator replays the allocator by the rules of PyTorch's source. So the card must have 21.18
+# GiB beside the *context*, which is what the driver and the kernels' code take. This second number decides.
 #
 # ## 6. On real cards, most simulated peaks were right and some were far off
 #
-# An H200 with 141 GB ran 126 programs, and its allocator counted the bytes that were alive. Each point is one program.
-# A point left of 1 was simulated too low, which is the dangerous side. Points that are off by 3% or more carry their name.
+# An H200 with 141 GB ran 126 programs, and its allocator counted the bytes alive. Each point is one program. A point left
+# of 1 was simulated too low, which is the dangerous side. Points that are off by about 3% or more carry their names.
 
 # %%
 ratios = recorded_ratios()
@@ -329,26 +305,31 @@ show(draw_ratios(ratios), alt="A point a program, in rows by family, at simulate
 same = ratios[ratios["same step"]]
 off = same["ratio"] - 1
 print(f"{len(same)} of {len(ratios)} programs ran the same step; {(off.abs() < 0.005).sum()} of these are within 0.5%")
+
+# %%
 by_family = off.groupby(same["family"])
 found = pd.DataFrame({"programs": by_family.size(), "lowest (%)": 100 * by_family.min(), "highest (%)": 100 * by_family.max()})
 found.sort_values("lowest (%)", ascending=False).round(2)
 
 # %% [markdown]
-# **Read it.** GPT, Llama and nearly all adapters, fine-tunes and training loops lie on 1. Convolutional networks, GANs and
-# segmentation lie on both sides: the simulator does not know how much working memory cuDNN, the GPU's library for
-# convolutions, takes. T5, BOFT and Adafactor lie 4 to 15% low, and we cannot say why. Hollow points ran another step
-# on the card than in the simulation, so the table leaves them out.
+# **Read it.** GPT, Llama and nearly all adapters, fine-tunes and training loops lie on 1. Convolutional networks lie on
+# both sides, and GANs and segmentation far to the left. How much working memory their library cuDNN takes is not
+# simulated. T5, BOFT and Adafactor lie 4 to 15% low, and we cannot say why. Hollow points ran another step on the card
+# than in the simulation, so the table leaves them out.
 #
-# This is no independent test: at least two rules, for cuBLAS and for Adafactor's loop, were corrected after these records.
+# This is no independent test: at least two rules, for cuBLAS (the library of matrix products) and for Adafactor's loop,
+# were corrected after these records.
 #
-# **Your first margin is the lowest of your family.** It is no bound, for some families have few programs. The
-# simulations in the picture are stored. Here three of them run anew:
+# **Your first margin is the lowest of your family.** It is no bound, for a family has few programs. The simulations above
+# are stored. Three of them run anew:
 
 # %%
 llama_row, gpt_row, fine_tune = experiment_rows("llama7b_adapters")[0], experiment_rows("gpt1b_recompute")[12], recorded_fine_tunes()[4]
 chosen = {"llama7b_adapters 0": (simulated_adapters(llama_row), llama_row["requested_peak_bytes"]),
           "gpt1b_recompute 12": (simulated_gpt(gpt_row), gpt_row["requested_peak_bytes"]),
           "fit 4: Qwen/Qwen3-4B": (fine_tune.simulated(), fine_tune.peak_bytes)}
+
+# %%
 stored = ratios.set_index("program")["ratio"]
 for name, (again, theirs) in chosen.items():
     ratio = again.peak_bytes / theirs
@@ -356,11 +337,11 @@ for name, (again, theirs) in chosen.items():
     assert abs(ratio - stored[name]) < 1e-3, f"{name}: simulated anew, it differs from what is stored"
 
 # %% [markdown]
-# **Read it.** LoRA on Llama-2-7B and a GPT of 1.3 billion parameters agree to five digits. The fine-tune by Adafactor is as
-# low as in the picture.
+# **Read it.** LoRA on Llama-2-7B and a GPT of 1.3 billion parameters agree to five digits. The third is the fine-tune by
+# Adafactor, as low as in the picture.
 #
-# All of that was about bytes alive. What must fit is reserved, and of 40 of the programs the record has it, too. The
-# table shows what the card reserved, divided by what the simulator says:
+# That was about bytes alive. What must fit is reserved, and of 40 programs the record has it, too. The table divides
+# what the card reserved by what the simulator says:
 
 # %%
 margins = reserved_margins()
@@ -371,20 +352,19 @@ print(f"beside the context remain  {format_bytes(usable)}, beside one twice as l
 margins.round(3)
 
 # %% [markdown]
-# **Read it.** With weights of 16 or 32 bits, the card reserved up to 7% more than simulated. Where weights were packed to
-# 4 bits on the card, it reserved up to 3.7 times as much. These models were read in 16 bits first, and PyTorch kept that
-# memory. The simulation knows the step alone. After loading, `torch.cuda.empty_cache()` gives unused segments back.
+# **Read it.** With weights of 16 or 32 bits, the card reserved up to 7% more than simulated. That is your second margin.
+# Where weights were packed to 4 bits on the card, it reserved up to 3.7 times as much, because PyTorch kept what the unpacked
+# weights had taken. The simulation knows the step alone. After loading, `torch.cuda.empty_cache()` gives
+# unused segments back.
 #
-# **So, the question.** The 20.65 GiB can be trusted well, for section 5's step is of the family that lies on 1. The
-# verdict hangs on the other number. With 7% more than its 21.18 GiB the step still fits. If the context is twice as large
-# as assumed, that worst case no longer fits. No 4090 was measured: the step probably fits, and it is close.
+# **So, the question.** You can trust the 20.65 GiB, for section 5's step is of the family that lies on 1. The verdict
+# hangs on what is reserved. With 7% more it still fits. If the context is twice as large as assumed, that worst case no
+# longer fits. So the step probably fits and it is close. No 4090 was measured.
 #
-# Others measured real cards, too, and these rows were not used to correct a rule. litgpt published the peaks of
-# LoRA steps on an A100. NVIDIA's tests of Megatron-LM log the memory of one GPU, which here holds the last quarter of a 7B
-# model. The simulator runs both programs' steps, written after their code.
+# Others measured real cards, too. litgpt published the peaks of LoRA steps on an A100, and nothing in the simulator is
+# fitted to these rows:
 
 # %%
-from evidence.validation.simulation_megatron_rows import megatron_comparisons
 from evidence.validation.simulation_published import litgpt_comparisons
 
 if bitsandbytes_problem():
@@ -395,16 +375,22 @@ for row in islice(litgpt_comparisons(packed=not bitsandbytes_problem()), 2):
     allowed = 0.03 if "None" in row.case else 0.08  # 16-bit and 4-bit weights
     assert abs(row.predicted / row.published - 1) < allowed, f"{row.case}: run `make validate`"
 
+# %% [markdown]
+# NVIDIA's tests of Megatron-LM log the memory of one GPU. Here it holds the last quarter of a 7B model. The simulator's
+# rules for it come from Megatron's source code:
+
+# %%
+from evidence.validation.simulation_megatron_rows import megatron_comparisons
+
 for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
-    print(f"Megatron-LM, {row.quantity:<23} published {row.published:5.2f} GiB  simulated {row.predicted:6.2f} GiB",
-          f" ratio {row.predicted / row.published:.3f}")
+    print(f"{row.quantity:<18} published {row.published:6.2f}   simulated {row.predicted:6.2f}",
+          f"  ratio {row.predicted / row.published:.4f}")
     assert abs(row.error) < 0.03, f"{row.quantity}: over 3% off; run `make validate` for all rows"
 
 # %% [markdown]
-# **Read it.** All lie low. Three are within about 1%. The row with weights of 4 bits (`bnb.nf4`) misses 5%, and we cannot
-# explain all of it.
-
-# %% [markdown]
+# **Read it.** All four lie low. Three miss about 1% or less. The row with weights of 4 bits (`bnb.nf4`) misses 5%, and we
+# cannot explain all of it.
+#
 # ### Break it, diagnose it
 #
 # A colleague keeps the output of every step, for a curve. What does the simulated peak say of step 1,000?
@@ -428,22 +414,22 @@ print(f"peak {format_bytes(hoarder.peak_bytes)} (simulated)", *hoarder.notes, se
 print(f"998 steps later {format_bytes(hoarder.peak_bytes + 998 * 4 * 4 * 128 * 256)} (predicted)")
 
 # %% [markdown]
-# **Diagnose it.** The simulated peak is that of step two. The simulator notices that the step leaves more than it finds, and
-# does not count further. What comes later it does not see at all: the longest batch, an evaluation, a save. Simulate that
-# step, too.
+# **Diagnose it.** The simulated peak is that of step two. The simulator notices that a step leaves more than it finds, and
+# counts no further. It does not see what comes later at all, such as the longest batch, an evaluation or a save. Simulate
+# that step, too.
 #
 # ## Recap: when to trust it
 #
 # A simulator adds storages that are born and subtracts those that die. It errs where kernels take memory that no rule
-# states, and sometimes for reasons that nobody has found yet.
+# states, and sometimes for reasons that we have not found.
 #
-# | question | trust | because |
+# | what | trust | because |
 # |---|---|---|
-# | parameters, gradients, optimizer state | to the digits printed | they follow from shapes alone |
+# | parameters, gradients, optimizer state | to the digits printed | they follow from shapes |
 # | activations | as your family in section 6 | autograd decides how long they live, kernels what they keep |
-# | temporaries | as far as the kernels have rules; convolutions least | a kernel's inside is not seen |
-# | reserved memory | within 7%; not with Adafactor, nor if weights are packed on the card | the allocator is replayed for the step alone |
-# | context | an assumed constant | it differs between cards and drivers |
+# | temporaries | as far as kernels have rules; convolutions least | a kernel's inside is not seen |
+# | reserved memory | within 7%, but not with Adafactor or weights packed on the card | the allocator is replayed for the step alone |
+# | context | an assumed constant | cards and drivers differ |
 # | what grows or comes later | noticed at most, never counted | two steps are run |
 #
 # Before you rent a machine, simulate, and leave both margins: your family's and that of reserved memory. Before you
@@ -527,5 +513,6 @@ scoreboard("05a")
 # ```
 #
 # **On the rented card**, call `torch.cuda.empty_cache()` after `build`, and `torch.cuda.reset_peak_memory_stats()` after
-# the first step. After the second, compare `torch.cuda.max_memory_allocated()` with `expected.allocator_bytes["allocated peak"]`, and
-# `torch.cuda.max_memory_reserved()` with `expected.reserved_bytes`, which must fit.
+# the first step. After the second, compare two pairs. `torch.cuda.max_memory_allocated()` belongs to
+# `expected.allocator_bytes["allocated peak"]`.
+# `torch.cuda.max_memory_reserved()` belongs to `expected.reserved_bytes`, which must fit.
