@@ -19,6 +19,8 @@ from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
 from utils.lessons.lesson_05a.families import (
     FAMILIES,
+    HIGHEST,
+    LOWEST,
     PACKED,
     PLAIN,
     draw_ratios,
@@ -77,8 +79,8 @@ def test_lesson_05a_has_the_margins_of_what_is_reserved():
     """Of all fine-tunes and experiments; the stored simulation is today's."""
     found = reserved_margins()
     assert found["programs"].to_dict() == {PLAIN: 24, PACKED: 15, "Adafactor": 1}
-    assert 0.97 < found.loc[PLAIN, "lowest"] < 1 < found.loc[PLAIN, "highest"] < 1.08
-    assert found.loc[PACKED, "highest"] > 3
+    assert 0.97 < found.loc[PLAIN, LOWEST] < 1 < found.loc[PLAIN, HIGHEST] < 1.08
+    assert found.loc[PACKED, HIGHEST] > 3
     with open(FOLDER / "simulated_reserved.csv", newline="", encoding="utf-8") as lines:
         stored = {row["program"]: row for row in csv.DictReader(lines)}
     for index in (0, 8):

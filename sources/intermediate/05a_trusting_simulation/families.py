@@ -34,6 +34,7 @@ CLOSE, NEAR = 0.005, 0.029
 # By what a card reserves beside what the simulator replays.
 PLAIN, PACKED = "weights of 16 or 32 bits", "weights packed to 4 bits on the card"
 ADAFACTOR = "Adafactor"
+LOWEST, HIGHEST = "recorded / simulated, lowest", "recorded / simulated, highest"
 _FILLED: dict[str, Any] = {"s": 36, "c": "#3f90da", "edgecolors": "#1f4e79"}
 _HOLLOW: dict[str, Any] = _FILLED | {"c": "none"}
 _LABELS = re.compile(r"^fit \d+: [^/]*/|^torchvision |^torch\.optim\.|_resnet50|_fpn")
@@ -62,8 +63,8 @@ def reserved_margins() -> pd.DataFrame:
     ratio = found["recorded_reserved_bytes"] / found["simulated_reserved_bytes"]
     by_kind = ratio.groupby(found["kind"])
     return pd.DataFrame(
-        {"programs": by_kind.size(), "lowest": by_kind.min(), "highest": by_kind.max()}
-    ).sort_values("highest")
+        {"programs": by_kind.size(), LOWEST: by_kind.min(), HIGHEST: by_kind.max()}
+    ).sort_values(HIGHEST)
 
 
 def draw_ratios(ratios: Any) -> Figure:  # a DataFrame, of whose results pandas gives several types

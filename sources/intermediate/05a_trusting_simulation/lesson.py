@@ -48,7 +48,7 @@ from torch.utils._pytree import tree_leaves
 from evidence.recorded import CARD, experiment_rows, recorded_fine_tunes, simulated_adapters, simulated_gpt
 from utils import Transformer, TransformerConfig, compare, draw_over_time, draw_timeline
 from utils import format_bytes, measure, model_shape, resnet, score, scoreboard, show, simulate
-from utils.lessons.lesson_05a.families import PLAIN, draw_ratios, recorded_ratios, reserved_margins
+from utils.lessons.lesson_05a.families import HIGHEST, PLAIN, draw_ratios, recorded_ratios, reserved_margins
 from utils.simulation.cuda_choices import cuda_choices
 from utils.simulation.devices import CONTEXT_BYTES, simulated_device
 from utils.techniques.bitsandbytes_import import bitsandbytes_problem
@@ -174,8 +174,8 @@ assert abs(sizes[0] / sizes[1] - 1) < 0.01, "over 1% off: is the batch the same 
 compare([simulated, real], title="The same step, without data and with")
 
 # %% [markdown]
-# **Read it.** With the rule the peaks agree to the digits shown. They lie one operation apart, so one has half a MiB more
-# gradients.
+# **Read it.** With the rule the peaks agree to the digits shown. Half a MiB is a gradient in the one and still a temporary
+# in the other.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Temporaries depend on the kernels: another processor may choose another
 # layout and make another copy. A simulated number holds for the device whose kernels were stated, and for no other.</div>
@@ -285,8 +285,8 @@ show(draw_timeline(llama), alt="Simulated memory of a 7B step with adapters: a w
      "that rise through forward and fall through backward.")
 
 # %% [markdown]
-# **Read it.** The frozen weights are the wide base. The activations move, and the peak lies where they meet the logits.
-# That is the 20.65 GiB of the question: bytes that are alive at one moment.
+# **Read it.** The frozen weights are the wide base. On it the activations rise and fall, and the peak lies where they meet
+# the logits. That is the 20.65 GiB of the question: bytes that are alive at one moment.
 #
 # The print's last line names a second number. A GPU's allocator takes memory from the card in large *segments*, and
 # cuts them into pieces. Freed pieces stay with it, and a gap that fits no request is lost. All segments together are
@@ -317,7 +317,7 @@ found.sort_values("lowest (%)", ascending=False).round(2)
 # simulated. T5, BOFT and Adafactor lie 4 to 15% low, and we cannot say why. Hollow points ran another step on the card
 # than in the simulation, so the table leaves them out.
 #
-# **Your first margin is the lowest of your family.** It is no bound. Families are small, and at least two rules, for
+# **Your first margin is the lowest of your family.** It is no bound: most families are small, and at least two rules, for
 # cuBLAS (the library of matrix products) and for Adafactor's loop, were corrected after these records.
 #
 # The simulations above are stored. Three of them run anew:
@@ -343,7 +343,7 @@ for name, (again, theirs) in chosen.items():
 
 # %%
 margins = reserved_margins()
-highest = margins.loc[PLAIN, "highest"]
+highest = margins.loc[PLAIN, HIGHEST]
 usable = simulated_device("RTX 4090").usable_bytes
 print(f"section 5's step reserves  {format_bytes(llama.reserved_bytes)}, with the margin of its kind {format_bytes(int(highest * llama.reserved_bytes))} (simulated)")
 print(f"beside the context remain  {format_bytes(usable)}, beside one twice as large   {format_bytes(usable - CONTEXT_BYTES)} (assumed)")
@@ -351,9 +351,9 @@ margins.round(3)
 
 # %% [markdown]
 # **Read it.** With weights of 16 or 32 bits, the card reserved up to 7% more than simulated. That is your second margin.
-# Where weights were packed to 4 bits on the card, it reserved up to 3.7 times as much, because PyTorch kept what the unpacked
-# weights had taken. The simulation knows the step alone. After loading, `torch.cuda.empty_cache()` gives
-# unused segments back.
+# Where weights were packed to 4 bits on the card, it reserved up to 3.7 times as much, because PyTorch kept what the
+# unpacked weights had taken. The simulation knows the step alone. After loading, `torch.cuda.empty_cache()` gives unused
+# segments back.
 #
 # **So, the question.** You can trust the 20.65 GiB, for section 5's step is of the family that lies on 1. The verdict
 # hangs on what is reserved. With 7% more it still fits. If the context is twice as large as assumed, that worst case no
@@ -479,6 +479,7 @@ scoreboard("05a")
 # ```
 #
 # Make it the step of your `Trainer`:
+#
 # - Its AdamW is fused by default, as here.
 # - `dtype` is the type in which you load the weights.
 # - With `bf16=True` the forward stands under `torch.autocast("cuda", torch.bfloat16)`.
@@ -498,6 +499,7 @@ scoreboard("05a")
 # ```
 #
 # **On the rented card**, call `torch.cuda.empty_cache()` after `build`, and `torch.cuda.reset_peak_memory_stats()` after
-# the first step. After the second, compare two pairs. `torch.cuda.max_memory_allocated()` belongs to
-# `expected.allocator_bytes["allocated peak"]`.
-# `torch.cuda.max_memory_reserved()` belongs to `expected.reserved_bytes`, which must fit.
+# the first step. After the second, compare two pairs:
+#
+# - `torch.cuda.max_memory_allocated()` with `expected.allocator_bytes["allocated peak"]`
+# - `torch.cuda.max_memory_reserved()` with `expected.reserved_bytes`, which must fit
