@@ -12,8 +12,8 @@
 # {{badges}}
 #
 # **Promise.** Trained in full, Llama-2-7B needs 107.8 GB for its states alone. You bring its fine-tune onto one card of
-# 24 GB by adapters, four-bit weights and checkpointing. A map says which of the three your longest text needs, and a
-# script trains the model.
+# 24 GB by adapters and four-bit weights, both built by hand, and by checkpointing. A map says which of the three your
+# longest text needs, and a script trains the model.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,7 +23,7 @@
 # ## A bet
 #
 # You fine-tune Llama-2-7B with `peft`. Its weights are frozen in four bits, half a byte each, together 3.5 GB. Small
-# trained matrices of rank 16, *adapters*, stand beside every matrix of its blocks. A step takes two texts of 1,024 tokens
+# trained matrices of rank 16 in fp32, *adapters*, stand beside every matrix of its blocks. A step takes two texts of 1,024 tokens
 # under bf16 autocast, without checkpointing. How many GB does it take at its *peak*?
 #
 # Beside weights in 16 bits, four such texts are too many for 24 GB. Which one change makes room for them: four-bit
@@ -204,10 +204,11 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
      alt="; ".join(f"{' '.join(name.split())}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
 
 # %% [markdown]
-# **Read it.** Adapters take off a third of a block at most. Checkpointing takes off nearly all.
+# **Read it.** With adapters a block keeps about a third less at best. Checkpointed it keeps next to nothing.
 #
 # - A trained linear layer keeps its input, for the gradient of its weight. A frozen one does not.
-# - Norms, attention and activation function keep theirs: backward passes through them on its way to the adapters.
+# - Norms, attention and activation function keep theirs: backward passes through them on its way to the adapters. A
+#   trained norm keeps more.
 # - An adapter keeps its input too. On query and value alone that is less, but QLoRA's authors needed all linear layers
 #   to match full fine-tuning (published: QLoRA, section 4).
 # - Beside a 16-bit layer each adapter keeps a copy of its own. Beside a packed layer, under autocast, query, key and value
@@ -388,9 +389,9 @@ if four_bits:
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** The adapters learned beside *rounded* weights, and in the 16-bit base they meet others. `dequantize()`
-# keeps those that they know. Here the three losses lie within 0.0007. A 7B may differ: evaluate the model that you
-# will serve.
+# **Read it.** The adapters learned beside *rounded* weights, and in the 16-bit base they meet others. To keep those that
+# they know, unpack the four-bit base by `dequantize()` and merge into it. Here the three losses lie within 0.0007. A 7B may
+# differ: evaluate the model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
@@ -445,8 +446,8 @@ figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four text
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
 # %% [markdown]
-# **Read it.** A line says what the card must hold for so many tokens at once. Its ring shows where the card is full. Four
-# bits lower a line, checkpointing makes it flatter.
+# **Read it.** A line says what the card must hold for so many tokens at once. Its ring shows where the usable memory is
+# full. Four bits lower a line, checkpointing makes it flatter.
 #
 # Stay below the rings. The hollow square, a single text, lies 0.17 GB above its line of several. If such a text is padded,
 # 0.70 GB more are reserved, as its mask rules out PyTorch's flash attention.
@@ -489,8 +490,8 @@ if four_bits:
 # %% [markdown]
 # **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: activations fill the card. They are 171 KB (section 2) x 32 blocks x
 # 2,048 tokens, 11.2 GB, and a copy of the logits. So checkpointing makes room for four texts, and four bits do not.
-# (*Temporaries* are two more copies of the logits, *cast weights* bf16 copies of the adapters, *kept beside the model* the
-# scales of the four bits.)
+# *Temporaries* are two more copies of the logits, *cast weights* bf16 copies of the adapters, and *kept beside the model*
+# are the scales of the four bits.
 #
 # Four bits also cost time. Unpacking takes as long for few tokens as for many, so its share depends on the micro-batch:
 
@@ -539,7 +540,7 @@ if four_bits:
 # **Diagnose it.** Everything that is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes
 # a bf16 copy of the head (*cast weights*). What each checkpointed block keeps is fp32 too (*activations*).
 #
-# The call also turns checkpointing on. Where bf16 trains stably, leave the call out, but keep the script's line
+# By default the call also turns checkpointing on. Where bf16 trains stably, leave it out, but keep the script's line
 # `model.gradient_checkpointing_enable({"use_reentrant": False})`. With neither, four texts take 28.3 GB instead of 7.1.
 #
 # ## Recap
