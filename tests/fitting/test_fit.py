@@ -155,9 +155,8 @@ def test_no_more_blocks_are_recomputed_than_leave_a_margin(
         for way in ways
     }
     assert list(needs.values()) == sorted(needs.values(), reverse=True), "fewer blocks take more"
-    room = int(
-        (1.01 + MARGIN) * needs[1, 3]
-    )  # two thirds of the blocks leave a margin, half do not
+    # Two thirds of the blocks leave a margin, half do not.
+    room = int((1.01 + MARGIN) * needs[1, 3])
     assert room < (1 + MARGIN) * needs[2, 0]
     monkeypatch.setattr(simulated, "usable_bytes", lambda card: room)
     smaller = {way: replace(verdict, usable_bytes=room) for way, verdict in trials.found.items()}
