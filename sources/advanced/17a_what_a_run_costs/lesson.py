@@ -24,8 +24,7 @@
 # ## A bet
 #
 # In bf16 an A100-80GB computes up to 312 TFLOP/s and an A10 up to 125 (NVIDIA's data sheets). An A10 rents for less than half of
-# the A100's price. At the claimed MFUs, how many percent more does a FLOP that the model needs cost on A10s? Write a negative number
-# if you think that it costs less.
+# the A100's price. At the claimed MFUs, how many percent more does a FLOP that the model needs cost on A10s? (Negative: less.)
 
 # %%
 my_bet_percent = 0
@@ -45,7 +44,7 @@ from utils.planner.flops import model_flops
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
 
 # %% [markdown]
-# ## 1. How many tokens does the money buy?
+# ## 1. Scaling laws disagree on the best size, but nearly agree on the price of missing it
 #
 # The loss of a model with $N$ parameters after $D$ tokens follows a *scaling law*, fitted to many runs
 # ([Hoffmann and others 2022](https://arxiv.org/abs/2203.15556)):
@@ -55,9 +54,9 @@ from utils.planner.goodput import DAY, best_interval_seconds, working_share
 # $E$ is the loss that no model gets below. $C$ is the FLOP of the training: for each parameter and token, 2 forward and 4 backward.
 # Attention is left out.
 #
-# The constants of this law are in dispute. The paper printed rounded ones, the unrounded ones differ, and a replication fitted a
-# third set to runs that it read from the paper's figure ([Besiroglu and others 2024](https://arxiv.org/abs/2404.10102)). The cell asks each set which size a
-# million dollars should train, and what another size would cost for the same loss. New words stand in the
+# Three sets of constants are published: the paper's, rounded and not rounded, and a replication's, fitted to runs that it read
+# from the paper's figure ([Besiroglu and others 2024](https://arxiv.org/abs/2404.10102)). The cell asks each set which size a
+# million dollars should train, and what other sizes cost for the same loss. New words stand in the
 # [glossary](../00_glossary.ipynb).
 
 # %%
@@ -76,13 +75,13 @@ alt = "Left: three U-shaped bills with floors at different sizes; half the best 
 show(figure, alt=alt + "Right: the more tokens are served, the smaller the cheapest model.")
 
 # %% [markdown]
-# **Read it.** Look at the floors of the three curves on the left. The laws disagree on the best size: 19B to 40B parameters for the
-# same money. Now look beside each floor. There they agree: half of the best size costs 21% to 26% more for the same loss, and twice
-# the size 13% to 15% more. Smaller models soon cost far more: a quarter of the size costs 2.9 or 4.5 times the bill.
+# **Read it.** On the left, the floors of the three curves lie apart: the laws disagree on the best size, 19B to 40B parameters
+# for the same money. Beside its floor each law says nearly the same: half of the best size costs 21% to 26% more for the same
+# loss, and twice the size 13% to 15% more.
 #
-# The picture on the right adds service. Each served token costs another $2N$ FLOP, so a model with many users should be smaller and
-# be trained for longer (*over-training*, [Sardana and others 2023](https://arxiv.org/abs/2401.00448)). The curve gives the size with
-# the fewest FLOP in its whole life, at the loss of 13B parameters after 260B tokens.
+# The right side adds service. Each served token costs another $2N$ FLOP, so a model with many users should be smaller and be
+# trained for longer (*over-training*, [Sardana and others 2023](https://arxiv.org/abs/2401.00448)). The curve is the size of
+# fewest FLOP in its whole life, at the loss of 13B after 260B tokens.
 #
 # **Question.** A model reads as many tokens in service as it was trained on. What share of its life's FLOP was training?
 
@@ -91,12 +90,12 @@ training_share = ...
 check("17.training_share", training_share)
 
 # %% [markdown]
-# ## 2. The account of a run
+# ## 2. Ask for tokens per second: MFU depends on who counts
 #
 # $$\text{MFU} = \frac{\text{FLOP that the model needs}}{\text{seconds} \times \text{GPUs} \times \text{peak}}$$
 #
-# A token needs 6 FLOP for each parameter, forward and backward together. The input embedding does not count, since it is a look-up.
-# Attention needs 12 x layers x width x length more, by the counting rule of [PaLM](https://arxiv.org/abs/2204.02311), appendix B.
+# A token needs 6 FLOP for each parameter, forward and backward together. The input embedding does not count, since it is a
+# look-up. Attention needs 12 x layers x width x length more, as counted by [PaLM](https://arxiv.org/abs/2204.02311), appendix B.
 # Some reports leave attention out, so the table shows both. It reads four published runs
 # ([LLaMA](https://arxiv.org/abs/2302.13971), [Llama 2](https://arxiv.org/abs/2307.09288)).
 
@@ -117,14 +116,13 @@ llama_2_rate, llama_2_mfu = rate, rate * needed / peak  # of the 13B
 display(pd.DataFrame(rows).style.hide().set_caption(f"Published GPU hours at ${a100.usd_per_gpu_hour} ({a100.origin()})"))
 
 # %% [markdown]
-# **Read it.** One run, Llama 2's 13B, reads as 42% or 37% by the counting rule alone. So ask a vendor for **tokens per second** at
-# your length: a clock and a count of tokens need no rule.
+# **Read it.** One run, Llama 2's 13B, reads as 42% or 37% by the counting rule alone. So ask a vendor for **tokens per second**
+# at your length, which need no rule.
 #
 # The next cell reads such speeds for another 13B (MPT) at length 2,048
-# ([llm-foundry](https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md)). It ran with FSDP, PyTorch's
-# sharding of parameters, gradients and optimizer states over all cards. The network between the A100s' nodes carried 1,600 Gb/s.
-# **HFU** (hardware FLOP utilization) also counts what checkpointing computes a second time. These A100s recomputed every block, and
-# these H100s nothing. Compare runs by MFU, since what is computed twice is no progress.
+# ([llm-foundry](https://github.com/mosaicml/llm-foundry/blob/main/scripts/train/benchmarking/README.md)). It ran with FSDP,
+# PyTorch's sharding of all states over the cards. **HFU** (hardware FLOP utilization) also counts what checkpointing computes a
+# second time. These A100s recomputed every block, these H100s nothing. Compare runs by MFU, since recomputing is no progress.
 
 # %%
 fsdp_rate = {}  # tokens a second of one GPU
@@ -136,15 +134,15 @@ for row in table("llm_foundry"):
               f"HFU {row['hfu_pct']}%, {row['global_batch_size']} sequences a step ({Evidence.PUBLISHED})")
 
 # %% [markdown]
-# ## 3. Spot, and what it really costs
+# ## 3. Spot is cheap in dollars if saves are fast, and long in days
 #
-# A spot node is cheap, but its provider may take it back at any time. If the job needs all of its nodes, each loss costs a restart
-# and the work since the last checkpoint. **Goodput** is the share of paid time that becomes lasting work. A useful hour costs the
-# price over the goodput. Daly's formula gives the goodput from the rate of losses and the seconds that a save takes ([lesson
+# A spot node is cheap, but its provider may take it back at any time. Each loss costs a restart and the work since the last
+# checkpoint. **Goodput** is the share of paid time that becomes lasting work. A useful hour costs the price over the goodput.
+# Daly's formula gives the goodput from the rate of losses and the seconds of a save and a restart ([lesson
 # 16](16_runs_that_survive.ipynb)).
 #
-# The cell takes four nodes of H100. Its dotted lines are rates of loss that were seen elsewhere: on four AWS nodes of one V100, in
-# three zones, in 2023 ([SkyPilot's traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
+# The cell takes four nodes of H100. Its dotted lines are rates seen elsewhere, on four AWS nodes of one V100 in three zones of
+# 2023 ([SkyPilot's traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
 
 # %%
 firm, spot = price("H100", "Nebius", kind="on demand"), price("H100", "Nebius", kind="spot")
@@ -174,17 +172,17 @@ for name, rate in taken.items():
           f"goodput {goodput(4, rate):.0%} with saves of 10 s, {goodput(4, rate, 600):.0%} with 600 s ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** Look where the curves cross the line of 1. With saves of 10 s spot is cheaper at all three rates. With saves of 600 s
-# it is dearer at the rate of us-east-1f. There a fast checkpoint decides whether spot pays.
+# **Read it.** Look where the curves cross the line of 1. With saves of 10 s spot is cheaper at all three rates. With saves of 600
+# s it is dearer than on demand in us-east-1f.
 #
-# Spot also takes longer. The right axis shows one over the goodput. It leaves out the time in which a node is missing: divide by the
-# share of time with all four nodes there as well. In us-east-1f that makes 1 / (0.77 x 0.30) = 4.3 times the days. The dollars assume
-# that you give the other nodes back while one is missing.
+# Spot also takes longer. The right axis shows one over the goodput. Divide that by the share of time with all four nodes there:
+# in us-east-1f it makes 1 / (0.77 x 0.30) = 4.3 times the days. The dollars assume that you give the other nodes back while one
+# is missing.
 
 # %% [markdown]
 # ## The scenario as asked: A100s or A10s
 #
-# First price the useful FLOP. Then check that plain data parallelism can start on A10s.
+# First price the useful FLOP, and check that plain data parallelism can start on A10s.
 
 # %%
 thirteen, tokens, deadline = model_shape("llama-2-13b"), 260e9, 30
@@ -210,8 +208,7 @@ print(f"plain data parallelism: {2 * thirteen.parameter_count / 1e9:.0f} GB of w
 # shrinks only activations. Two other ways may fit. ZeRO-3 shards the states over all cards, as FSDP does. TP 2 PP 8 cuts each matrix
 # in two and the layers into eight stages.
 #
-# Lambda sells A10s one by one, so their price below is that of single cards. Nodes of eight with a network are another offer, and
-# you must ask for its price.
+# Lambda sells A10s one by one, so the A10s below have the price of single cards. Nodes of eight on a network are another offer.
 #
 # Now the deadline. Each offer gets two speeds, a low and a high one:
 #
@@ -222,8 +219,8 @@ print(f"plain data parallelism: {2 * thirteen.parameter_count / 1e9:.0f} GB of w
 # | A10 | the high end divided by the planner's miss | the claim, 38%, or the prediction if that is lower |
 # | H100 | the lowest MFU in Table 4 of Llama 3's paper | llm-foundry's speed |
 #
-# No source has the speed of a 13B on A10s, so our planner (`estimate`, [lesson 15](15_design_studio.ipynb)) predicts it. The
-# planner is too optimistic. Its *miss* is the predicted MFU over that of a real run, and the cells find it on A100s.
+# For A10s no speed of a 13B is at hand, so the planner (`estimate`, [lesson 15](15_design_studio.ipynb)) predicts it. Its *miss*
+# is the predicted MFU over that of a real run, found below on A100s.
 
 # %%
 needed = model_flops(thirteen, Batch(sequences=1, sequence_length=2048)) / 2048  # FLOP a token
@@ -272,13 +269,14 @@ llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) 
 h100_mfu = (llama_3_mfu, mfu_of(fsdp_rate["h100_80gb"], "H100"))
 
 # %% [markdown]
-# **Read it.** By the planner's count of a whole step, both plans fit on an A10, and the A100 plans fit with room to spare.
+# **Read it.** By the planner's count of a whole step, both sharded plans fit on an A10. The plans for A100s fit with room to
+# spare.
 #
-# The miss is 1.10 to 1.49. The A10s' low end takes the largest. It was found on A100s with fast links, so on the A10s' slower
-# network the true miss may be larger still.
+# The miss is 1.10 to 1.49. It was found on A100s. The A10s' low end takes the largest, and on their slower network the true miss
+# may be larger still.
 #
-# The question forgets the H100, so the next cells add it. Its low end is Llama 3 405B on 16,384 cards, at length 131,072. Its high end
-# is llm-foundry's 32 cards. The weeks of work, to make each plan run, are our judgement.
+# The question forgets the H100, so the next cells add it. Its low end is of Llama 3 405B on 16,384 cards, at length 131,072. The
+# weeks of work are a judgement.
 
 # %%
 there = zones["us-west-2c"][2]
@@ -315,22 +313,21 @@ spare = deadline / min(days["256 A10, TP 2 PP 8"])
 print(f"256 A10, TP 2 PP 8 are in time if the planner's miss is at most {spare:.2f} ({Evidence.PREDICTED})")
 alt = "Days and dollars of each offer as bars. 64 A100 straddle 30 days; 72 A100 and 32 H100 on demand are in time; "
 alt += "spot straddles, and the A10s straddle or are late."
-title = "13B on 260B tokens, high MFU to low (A10s at the price of one)"
+title = "13B on 260B tokens (A10s at the price of single cards)"
 show(draw_offers(days, usd, {"128 A10, plain DP": full}, deadline, title=title), alt=alt)
 
 # %% [markdown]
 # **Read it.** Compare each bar on the left with the line of 30 days. *Too close to call* means that only the high end is in time.
 #
-# 64 A100 are too close. Their low end hangs on how you read Llama 2. It trained at length 4,096, and its tokens per second give 31.3
-# days. Its MFU, carried to the length of 2,048, gives 29.5. A ninth node ends the debate: 72 A100 are in time by either reading, at
-# the same dollars.
+# 64 A100 are too close. Llama 2's tokens per second, at length 4,096, give 31.3 days. Its MFU, carried to length 2,048, gives
+# 29.5. A ninth node settles it, if the MFU holds: 72 A100 are in time by either reading, at the same dollars.
 #
-# The A10s cost more at their high end than the A100s at their low one. 128 A10 are late. 256 in TP 2 PP 8 are in time up to a miss of 1.44, and we found
-# 1.20 and 1.49 for 3D: too close as well.
+# The A10s cost more at their high end than the A100s at their low one. 128 A10 are late. 256 A10 in TP 2 PP 8 are in time if the
+# miss is at most 1.44. For 3D it was 1.20 or 1.49, so they are too close to call as well.
 #
 # 32 H100 are in time for less than half of the A100s' dollars. Spot halves that again, but its gaps bring it to the deadline.
 #
-# Next, add the price of the weeks of work, take the least total that is in time, and change the assumptions one by one.
+# Now price the weeks of work, take the least total in time, and change the assumptions.
 
 # %%
 week_usd = 5_000  # an assumption
@@ -377,18 +374,17 @@ job = export(thirteen, nine_nodes, fsdp_plan, Batch(sequences=1008, sequence_len
 print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'build' / 'lesson-17'))} files in build/lesson-17")
 
 # %% [markdown]
-# **Read it.** *As asked, take A100s with FSDP.* Rent nine nodes, until you have measured on the rented network that eight are fast
-# enough. Half or twice the price of a week changes no choice at the low MFUs. In this table A10s win only if they cost half of their
-# price and reach their high MFU.
+# **Read it.** *As asked, take A100s with FSDP.* FSDP's high end was reached with 1,600 Gb/s between nodes, and the rented network
+# is not stated. So rent nine nodes, until you have measured that eight are fast enough. Half or twice the price of a week changes
+# no choice at the low MFUs. In this table A10s win only if they cost half of their price and reach their high MFU.
 #
 # *If you may choose the card, take H100s.* They win at twice their price, and against A100s at half of theirs. But their price is
-# Nebius's and the others' are Lambda's, so ask one seller for all three.
+# Nebius's and the others' Lambda's: ask one seller for all three.
 #
-# The 30 days are those of the training. Counted from today, with the weeks of work, every offer is late at its low end. More cards
-# are a way out, if the MFU holds and their number divides the batch. 48 H100 would do, or 128 A100 for nearly three times the
-# rent. Failed starts, evaluation and storage come on top.
+# The 30 days are those of the training. Counted from today, with the weeks of work, every offer is late. More cards are a way
+# out, if the MFU holds: 48 H100, or 128 A100 for nearly three times the rent. Failed starts, evaluation and storage come on top.
 #
-# `build/lesson-17` holds the plan of 72 A100 as a job, with a batch of 1,008 sequences, which 72 and 48 divide.
+# `build/lesson-17` holds the plan of 72 A100 as a job. Its batch of 1,008 sequences can be shared among 72 cards.
 
 # %% [markdown]
 # ## Recap
@@ -433,9 +429,9 @@ print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'b
 # mfu = flop_per_token * tokens_per_second / (cards * peak_flops)
 # ```
 #
-# Then choose. `offers` holds those that fit, each as `("64 A100", 64, 2.79, 1500, 0.99, 1.0)`. That is the name, cards, dollars a card
-# and hour, tokens a card and second, goodput, and the share of time in which all nodes are there (1.0 on demand). The dollars are
-# rent: add your weeks of work.
+# Then choose. `offers` holds those that fit, each as `("64 A100", 64, 2.79, 1500, 0.99, 1.0)`. These are name, cards, dollars a
+# card and hour, tokens a card and second, goodput, and the share of time with all nodes there. The dollars are rent: add your
+# weeks of work.
 #
 # ```python
 # in_time = []
