@@ -80,7 +80,8 @@ def _tell(axes: Axes, told: Mapping[int, float], *, below: bool) -> None:
     """Write heights beside their points: left and above, or right and below."""
     beside = {"xytext": (5, -13), "ha": "left"} if below else {"xytext": (-6, 4), "ha": "right"}
     for tokens, height in told.items():
-        axes.annotate(f"{height:,.0f}", (tokens, height), textcoords="offset points", fontsize=10, **beside)  # fmt: skip
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
+        axes.annotate(f"{height:,.0f}", (tokens, height), textcoords="offset points", fontsize=10, bbox=ground, **beside)  # fmt: skip
 
 
 def _tokens(count: int) -> str:

@@ -448,7 +448,7 @@ print("targets by rank:", *counts, f" in a mean of the ranks' means one on rank 
 # **Read it.** Without the mask, documents leak. Positions may go on, because rotary positions count *distances*: the gap is fp32's
 # rounding. Ranks hold unequal numbers of targets, so divide by the count of **all**.
 #
-# ## 5. One GPU holds 512k tokens, and at 1M a ring must
+# ## 5. One GPU holds 512k tokens, and 1M takes a ring
 #
 # First, eight ranks share 128k tokens by section 2's ring, and the states:
 
@@ -464,7 +464,7 @@ score("18", ours)  # a row of your scoreboard
 
 # %% [markdown]
 # How near is a real run? torchtitan trained Llama 3.1 8B with 32,768 tokens a rank on H100s of **96 GB**, linear layers in fp8.
-# *Arithmetic* has linear layers at once to four times attention's rate:
+# *Arithmetic* is the time by a token's FLOP, with linear layers at one to four times attention's rate:
 
 # %% jupyter={"source_hidden": true}
 theirs, runs = of_one_rank("llama-3-8b", 32_768, "checkpointing"), torchtitan_runs()
@@ -525,9 +525,9 @@ print(TRL_ROW)
 
 # %% [markdown]
 # **Read it. Up to 512k you need no ring.** Each GPU trains on its own sequence, and this holds with twice the margin. But a host pins
-# 896 GiB, and a step of eight sequences takes 747 s. A ring of eight trains one sequence in 91 s, and keeps nothing on the host.
+# 896 GiB, and a step of eight sequences takes 747 s (predicted). A ring of eight trains one sequence in 91 s, and keeps nothing on the host.
 #
-# **At 1M GPUs must share.** One would reserve 118 GiB, of which the states are only 10.6. A ring of eight needs the host as well, or
+# **At 1M GPUs must share.** One would reserve 118 GiB, and only 10.6 of these are states. A ring of eight needs the host as well, or
 # sixteen GPUs. So TRL trains Qwen3-8B: [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We
 # predict 501 s for it, and 261 with attention twice as fast.
 #

@@ -34,12 +34,12 @@ _, _CHECKPOINTS, _HOST, _TILED, _RING, _RING_HOST, _RING_16 = LINES
 # Of each curve, at which lengths the picture writes its height, and on which side.
 TOLD = {
     "plain": ("above", 2**17), _CHECKPOINTS: ("above", 2**17), _HOST: ("above", 2**18),
-    _TILED: ("below", 2**18, 2**19), _RING: ("below", 2**19), _RING_HOST: ("below", 2**20),
+    _TILED: ("above", 2**18, 2**19), _RING: ("below", 2**19), _RING_HOST: ("below", 2**20),
 }  # fmt: skip
 # The rows of the last table: from what fits at 128k to what fits at 1M.
 VERDICT = (
     (_CHECKPOINTS, 2**17), (_HOST, 2**17), (_HOST, 2**18), (_TILED, 2**18), (_TILED, 2**19),
-    (_RING, 2**19), (_RING, 2**20), (_RING_HOST, 2**20), (_RING_16, 2**20),
+    (_RING, 2**19), (_TILED, 2**20), (_RING, 2**20), (_RING_HOST, 2**20), (_RING_16, 2**20),
 )  # fmt: skip
 
 
