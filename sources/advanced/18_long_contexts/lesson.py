@@ -527,8 +527,8 @@ print(TRL_ROW)
 # **Read it. Up to 512k you need no ring.** Each GPU trains on its own sequence, and this holds with twice the margin. But a host pins
 # 896 GiB, and a step of eight sequences takes 747 s (predicted). A ring of eight trains one sequence in 91 s, and keeps nothing on the host.
 #
-# **At 1M GPUs must share.** One would reserve 118 GiB, and only 10.6 of these are states. A ring of eight needs the host as well, or
-# sixteen GPUs. So TRL trains Qwen3-8B: [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We
+# **At 1M GPUs must share.** One would reserve 118 GiB, and only 10.6 of these are states. A ring of eight lacks a little room. It fits
+# with checkpoints on the host, as it does over sixteen GPUs. So TRL trains Qwen3-8B: [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We
 # predict 501 s for it, and 261 with attention twice as fast.
 #
 # ## Break it, diagnose it
