@@ -56,7 +56,7 @@ RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
 # and 3 on the mantissa. Below its smallest exponent it loses digits one by one: those numbers are called *subnormal*. E8M0 is a power
 # of two alone, and serves as a scale. New words stand in the [glossary](../00_glossary.ipynb).
 #
-# The picture shows what each format can say. More ticks in a power of two mean more digits; a longer row means more range.
+# More ticks in a power of two mean more digits; a longer row means more range:
 
 # %%
 @dataclass(frozen=True)
@@ -100,16 +100,14 @@ for form in (E4M3, E5M2, E2M1):
 print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.inf, torch.nan]).to(FAST[E4M3]).tolist())
 
 # %% [markdown]
-# **Read it.** E5M2 has more range than E4M3, and its rounding error is twice as large. Four bits span only a factor of 12.
+# **Read it.** E5M2 has more range than E4M3, and its rounding error is about twice as large. Four bits span only a factor of 12.
 #
-# `rounded` equals PyTorch's cast, so below the faster cast takes its place. Too large numbers are clamped first, since PyTorch versions
-# cast them differently.
+# `rounded` equals PyTorch's cast, so the faster cast takes its place, behind a clamp.
 #
 # ## 2. Who shares a scale decides
 #
-# Before the cast, numbers are divided by a **scale**, which maps the largest of them to the format's largest. After the product
-# they are multiplied back. Whatever is far smaller than the largest fades to zero. So it matters which numbers share a scale. Those that
-# do are called a *block*:
+# Before the cast, numbers are divided by a **scale**, which maps the largest to the format's largest. Whatever is far
+# smaller fades to zero. So it matters which numbers, a *block*, share a scale:
 #
 # | scheme | numbers that share a scale | scale | bits a number |
 # |---|---|---|---|
@@ -176,14 +174,12 @@ print(f"your bet at 1,000: x {my_bet_factor:g}")
 assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
 
 # %% [markdown]
-# **Read it.** The answer to the bet is 1: in E4M3 an outlier of a thousand changes nothing. int8 has lost all other numbers there, since
-# its steps are equal. E4M3's steps shrink with the number, until its exponents end: from 448 / $2^{-6}$ = 28,672 on, typical numbers lose
-# digits. A smaller block confines the damage to the outlier's neighbours. **Four bits** need small blocks, since an outlier of 100
-# takes everything from the rest.
+# **Read it.** The answer to the bet is 1: in E4M3 an outlier of a thousand changes nothing. int8, whose steps are equal, has lost all
+# other numbers there. E4M3's steps shrink with the number, until its exponents end: from 448 / $2^{-6}$ = 28,672 on, typical numbers lose
+# digits. A smaller block confines the damage. **Four bits** need small blocks: an outlier of 100 takes everything from the rest.
 #
-# These numbers are normally distributed; *On Monday* asks your own tensors. In LLMs single activations are
-# [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). A norm tames them before most linear layers, but there is none
-# before `down`, the last layer of a SwiGLU.
+# In LLMs single activations are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). A norm tames them before most
+# linear layers, but not before `down`, the last layer of a SwiGLU.
 #
 # **Question.** MXFP4 has E2M1 numbers, and an E8M0 scale for 32. How many bits does a number take?
 
@@ -192,7 +188,7 @@ bits_of_mxfp4 = ...
 check("20.bits_of_mxfp4", bits_of_mxfp4)
 
 # %% [markdown]
-# A block of zeros stays zero, and two kinds of input are refused:
+# Zeros stay zero, and two kinds of input are refused:
 
 # %%
 assert not any(small(torch.zeros(2, 128)).any() for small in SCHEMES.values()), "a scheme makes something of nothing"
@@ -205,8 +201,7 @@ for x in (torch.ones(2, 100), torch.tensor([[1.0, float("inf")] * 16])):
 # %% [markdown]
 # ## 3. Long sums stay wide
 #
-# A kernel multiplies 8-bit numbers, adds the products up, and multiplies the sum by the scales. PyTorch's `scaled_mm` does so,
-# and the same by hand gives its numbers:
+# A kernel multiplies 8-bit numbers, adds up, then applies the scales. PyTorch's `scaled_mm`, and the same by hand:
 
 # %%
 def parts_of(x, form, per_row):
@@ -233,9 +228,8 @@ for recipe, per_row in ((ScalingType.TensorWise, False), (ScalingType.RowWise, T
 # %% [markdown]
 # Block scales need a GPU's kernel. So **from here on products are emulated**: operands are rounded, then multiplied in fp32.
 #
-# How wide must the sum be? On H800 DeepSeek found that tensor cores keep
-# [about 14 bits](https://arxiv.org/abs/2412.19437) of it. So DeepSeek-V3 moves the sum to an fp32 register every 128 products. The next
-# cell emulates both: it adds 32 products exactly, then cuts the sum to 14 bits.
+# How wide must the sum be? DeepSeek found that H800's tensor cores keep [about 14 bits](https://arxiv.org/abs/2412.19437), and moves the
+# sum to an fp32 register every 128 products. Emulated, with 32 products added exactly before each cut:
 
 # %%
 def cut(x, bits):  # toward zero
@@ -266,15 +260,15 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
         assert k < 4096 or off[None] > 2 * off[128], "a short sum errs more the longer it is"
 
 # %% [markdown]
-# **Read it.** Each cut goes toward zero here, so the error grows with the length of the sum. Moved to fp32 every 128, it stays at a hundredth of a
-# percent. In sums of both signs the rounding of operands still costs more. In sums of one sign those roundings cancel, the cuts do
-# not, and the short sum dominates. torchao takes the short sum (*fast accumulation*) in the forward product alone.
+# **Read it.** Each cut goes toward zero here, so the error grows with the sum's length; moved every 128 it stays small. In sums of both
+# signs the rounding of operands still costs more. In sums of one sign those roundings cancel and the cuts do not: from 4,096 products on the
+# short sum costs more. torchao takes it (*fast accumulation*) in the forward product alone.
 #
 # ## 4. Eight bits cost a small error, until an outlier comes
 #
-# A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. Each sums along another
-# dimension, and blocks must lie along the sum. So $x$, $w$ and the output's gradient $g$ are each rounded twice, once as they are and
-# once transposed. In the picture follow one colour from left to right: stripes turn with the sum, squares need not.
+# A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. Blocks must lie along
+# each product's sum. So $x$, $w$ and the output's gradient $g$ are rounded twice, once transposed. In the picture
+# stripes turn with the sum; squares need not:
 
 # %%
 show(draw_products(title="Who shares a scale: each product's two factors (drawn, not to scale)"),
@@ -320,11 +314,11 @@ RECIPES = {
 }
 
 # %% [markdown]
-# A small transformer has read Python's sources for 40 steps in fp32. How far is a batch's gradient from fp32's, if the linear layers
-# of its blocks round all three tensors? The first column tells.
+# A small transformer has read Python's sources for 40 steps in fp32. How far is a gradient from fp32's, if its blocks' linear
+# layers round all three tensors? The first column tells.
 #
-# For the other columns an outlier is *planted* in the input of each `down`. One row of `up` is multiplied, and the column of `down` that
-# reads it is divided: in exact arithmetic that is the same model. There only the input of `down` is rounded.
+# For the others an outlier is *planted* in the input of each `down`, which alone is rounded. A row of `up` is multiplied, and `down`'s
+# column that reads it is divided: in exact arithmetic the same model.
 
 # %%
 pairs = batches(6, seed=9)
@@ -357,22 +351,19 @@ for name, smalls in RECIPES.items():
 pd.DataFrame(found).T.rename_axis("error of the gradient (measured, products emulated)")
 
 # %% [markdown]
-# **Read it.** In the first column eight bits cost about 5%, whoever shares a scale. Gradients in E5M2 cost more: they have a
-# digit less, and this small model does not need the range. Four bits lose most of the gradient without blocks. In blocks of 16
-# they cost about five times what eight bits cost.
+# **Read it.** In the first column eight bits cost about 5%, whoever shares a scale. E5M2 for gradients costs more: it has a digit less. Four
+# bits lose most of the gradient without blocks; in blocks of 16 they cost about five times what eight bits cost.
 #
-# Then read a row from left to right. At 100,000 one scale for the tensor errs four times as much as without an outlier, rows less than twice,
-# and MXFP8's blocks the same as before. At a million one scale breaks, rows lose three tenths, blocks stay below 4%. NVFP4 breaks too,
-# while the same blocks with scales in fp32 hold: its block scales are E4M3 shares of *one* scale, and their range ends.
+# Then read a row from left to right. At 100,000 one scale errs four times as much as without an outlier, and MXFP8's blocks no more than
+# before. At a million one scale breaks, rows lose three tenths, and MXFP8 stays below 4%. NVFP4 breaks too: its block scales are
+# E4M3 shares of *one* scale, whose range ends. With scales in fp32 it does not.
 #
-# Do such errors spoil training? In FP8 two models of DeepSeek's stayed [within 0.25%](https://arxiv.org/abs/2412.19437) of bf16's
-# loss, over about a trillion tokens. In NVFP4 NVIDIA's 12B model stayed
-# [below 1%, at the end slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's, at 10 trillion. NVFP4's whole recipe
-# took more than small blocks: rotations, square blocks of weights, gradients rounded up or down by chance, and some layers in 16 bits.
+# In training, FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437) of bf16's loss. In
+# NVFP4 NVIDIA's 12B model ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole recipe adds
+# rotations, square blocks of weights, gradients rounded by chance, and some layers in 16 bits.
 #
-# All this rounds *copies* of the weights. Could the **master weights**, which the optimizer updates, be small too? Adam moves a weight by
-# about the learning rate. DeepSeek-V3 began with weights of 0.006 and a rate of 2.2e-4, and ended with a rate of 7.3e-6. What
-# share of such weights moves at all?
+# All this rounds *copies*. Could the **master weights**, which the optimizer updates, be small? Adam moves a weight by about the
+# learning rate. DeepSeek-V3 began with weights of 0.006 and a rate of 2.2e-4, and ended with 7.3e-6. What share of such weights moves?
 
 # %%
 BF16 = Form("bf16", 7, -126, 3.39e38)
@@ -391,8 +382,8 @@ for rate in (2.2e-4, 7.3e-6):
 #
 # ## 5. Which bytes stay, and what speed comes
 #
-# **Activations.** A SwiGLU of $T$ tokens and $H$ channels, $4H$ inside, keeps its layers' inputs for backward. They can be kept in E4M3,
-# with a scale a row. `down`'s input can also be *made again* in backward, which is checkpointing. DeepSeek-V3 does both.
+# **Activations.** A SwiGLU of $T$ tokens and $H$ channels, $4H$ inside, keeps its layers' inputs for backward. They can be kept in E4M3.
+# `down`'s input can also be *made again* in backward, which is checkpointing. DeepSeek-V3 does both.
 
 # %%
 class KeepsEight(torch.autograd.Function):
@@ -441,7 +432,7 @@ for name, size in kept.items():
     assert size == formula[name], f"{name}: each tensor once, scales of 4 bytes a row"
 
 # %% [markdown]
-# **Read it.** Eight bits in the layers alone save little, since SiLU and the multiplication keep three of four tensors inside in 16 bits.
+# **Read it.** Eight bits in the layers alone save little: SiLU and the multiplication keep three tensors in 16 bits.
 # Making `down`'s input again nearly halves the bytes without a number in eight bits. Eight bits then cut the rest by 43%.
 #
 # **Sends.** FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks agree on one number:
@@ -489,10 +480,9 @@ for gain in (gain for gain in gains if gain.gpu):
           f"FP8 {gain.share:+.0%} published, {after / before - 1:+.0%} predicted")
 
 # %% [markdown]
-# **Read it.** Products in eight bits are twice as fast by the data sheet, but a step gains far less: 4 to 50% here. The rest of a step does
-# not shrink, and casts and scales cost time. A scale a tensor gains more than a scale a row, but it also gathers eight bits. NVFP4
-# gains 28 to 56% over MXFP8 in these dense models, and 3% in the one with experts. The course's planner promises too much in all three
-# runs: take a published pair before its prediction.
+# **Read it.** Products in eight bits are twice as fast by the data sheet, but a step gains 4 to 50% here: its rest does
+# not shrink, and casts cost time. A scale a tensor gains more than a scale a row, but it also gathers eight bits. NVFP4
+# gains 28 to 56% over MXFP8 in the dense models, and 3% with experts. The planner promises too much in all three runs.
 #
 # **The answer, number by number:**
 #
@@ -516,10 +506,9 @@ check("20.received_gb", received_gb)
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# To find a tensor's largest number, a kernel reads the tensor once more. **Delayed scaling** saves that: it takes the largest of *earlier*
-# steps. In the next run the inside of each SwiGLU grows 64 times at batch 4, while `down` shrinks: the same model. At batch 8 it
-# shrinks back, and at 10 it grows again. Nothing is trained. Layers' inputs are rounded with this batch's own scale, with the
-# last batch's, or with the largest of up to 1,024 earlier ones. Which batches suffer?
+# To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** saves that: it takes the largest of *earlier*
+# steps. Here the inside of each SwiGLU grows 64 times at batch 4 (`down` shrinks: the same model), shrinks back at 8, and grows again at
+# 10. Layers' inputs are rounded by this batch's own scale, the last batch's, or the largest of up to 1,024 before. Which batches suffer?
 
 # %%
 class Scaler:
@@ -546,21 +535,19 @@ assert min(last[4][2], last[10][2], long[4][2]) > 0.1 > 10 * long[10][2], "a spi
 assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 
 # %% [markdown]
-# **Diagnose it.** Nothing becomes NaN: numbers above the old maximum are cut to it, over half of a layer's. The loss does not
-# tell. By the last batch's scale it is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells.
-# Transformer Engine's `DelayedScaling` takes
-# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html) by default. Like the third arm it cuts a first spike, not
+# **Diagnose it.** Nothing becomes NaN: numbers above the old maximum are cut to it. The loss does not tell: by the last batch's scale it
+# is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells. Transformer Engine's `DelayedScaling` takes
+# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html). Like the third arm it cuts a first spike, not
 # its return.
 #
-# SwiGLU's outliers broke an FP8 run with delayed scaling [after 200 billion tokens](https://arxiv.org/abs/2409.12517); a scale a
-# channel mended it.
+# SwiGLU's outliers broke an FP8 run with delayed scaling [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
 
 # %% [markdown]
 # ## Recap
 #
-# - Among normal numbers, E4M3 with one scale bears an outlier of 10,000. E2M1 with one scale is lost at 100.
+# - With one scale E4M3 bears an outlier of 10,000; E2M1 is lost at 100 (normal numbers).
 # - Operands of products may have 8 bits, or 4 with NVFP4's whole recipe. Long sums and master weights stay wide.
-# - FP8 gave 4 to 50% more tokens a second in the pairs shown. Of the bytes kept, making SwiGLU's inside again saved most.
+# - FP8 gave 4 to 50% more tokens a second in the pairs shown.
 # - A scale too small cuts without a NaN: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
@@ -582,8 +569,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # | B200, GB200, GB300 | blocks of 32 | `MXFP8BlockScaling()` | `prototype.moe_training.config` |
 # | the same, then | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | `prototype.moe_training.nvfp4_training` |
 #
-# A100 has no FP8 products: stay in bf16. By default `Float8CurrentScaling` rounds gradients to E5M2; for E4M3 pass `fp8_format=Format.E4M3`.
-# Avoid `DelayedScaling()` where tensors can grow.
+# A100 has no FP8 products: stay in bf16. Avoid `DelayedScaling()` where tensors can grow.
 #
 # **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far off is each linear layer's product in E4M3, by who
 # shares a scale?
@@ -633,8 +619,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #
 # Where one scale errs half as much again as blocks, take rows if they hold, else blocks.
 #
-# **3. Convert, with torchao.** Start from fp32 weights, with tokens a batch in multiples of 16. Where you shard, put activation checkpointing and
-# `fully_shard` at the marked place.
+# **3. Convert, with torchao.** Start from fp32 weights, with tokens a batch in multiples of 16.
 #
 # ```python
 # import torch
@@ -669,10 +654,9 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #     torch.save(weights, "weights.pt")  # wide weights under their old names: a model not converted loads them
 # ```
 #
-# - Sharded, use `policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`, else all other weights are gathered in 32 bits.
-# - For a scale a row, use `config = Float8LinearConfig.from_recipe_name("rowwise")`. It gathers 16 bits, and torchao's bounds are then
-#   outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048).
-# - One scale a tensor rounds gradients to E5M2. For E4M3 pass `cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn)`, from `torchao.float8`.
+# - Sharded, take `policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
+# - A scale a row: `config = Float8LinearConfig.from_recipe_name("rowwise")`, which gathers 16 bits. torchao's bounds are then
+#   `outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)`.
 #
 # Compare the smoothed loss with a bf16 twin's, over all tokens you can pay.
 #
