@@ -68,7 +68,7 @@ def test_the_commands_of_the_guides_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for path in GUIDES:
         for target in re.findall(r"(?<![\w-])make ([a-z-]+)", path.read_text(encoding="utf-8")):
-            if target in ("makes", "sure"):
+            if target in ("makes", "sure", "the"):
                 continue
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{path.stem}: make {target}"
 

@@ -571,7 +571,6 @@ for (make, fault), losses in found.items():
 # [DeepEP](https://github.com/deepseek-ai/DeepEP), [NeMo AutoModel](https://github.com/NVIDIA-NeMo/Automodel).
 
 # %% [markdown]
-#
 # ## On Monday
 #
 # Train Qwen3-30B-A3B on one node of 8 H100 with transformers (5.23 here), layers recomputed, under `torchrun --nproc-per-node 8`:
