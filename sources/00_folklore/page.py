@@ -36,7 +36,7 @@
 # | ZeRO-3 partitions activations | states alone | [99](advanced/99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
 # | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds "textbook") |
 # | a 1B model does not fit an A100 | its states are below 20 GB; activations or logits overflow 80 | [14 §6](advanced/14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "16 x") |
-# | a checkpoint saved over the last one is a checkpoint | a kill destroys both: new folder, verify, rename | [16 §3](advanced/16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") |
+# | a checkpoint saved over the last one is a checkpoint | a kill destroys both: new folder, verify, rename | [16 §3](advanced/16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off:-what-is-whole-gets-its-name-last "saves_twice") |
 #
 # ## Clusters
 #

@@ -9,13 +9,11 @@
 # %% [markdown]
 # # Your own model
 #
-# {{badges}}
-#
 # **Does it fit, where do the bytes go, what would make it fit, and the script that trains it.** Name a model, a card and a
-# way to train, and run the cells from top to bottom. No weights are downloaded, and no GPU is needed: the model's own code, of
-# transformers, peft and bitsandbytes, runs at full width on tensors without data. It runs with one, two and three layers, and is
-# extended to the whole depth ([how far to trust that](intermediate/05a_trusting_simulation.ipynb)). In a terminal the same is
-# `python -m utils.fitting Qwen/Qwen2.5-7B --card "RTX 4090" --method qlora`.
+# way to train, and run the cells from top to bottom. No weights are downloaded, and no GPU is needed. The model's own code, of
+# transformers, peft and bitsandbytes, runs at full width on tensors without data. It runs with one, two and three layers, and the
+# result is extended to the whole depth ([how far to trust that](intermediate/05a_trusting_simulation.ipynb)). In a terminal the
+# same is `python -m utils.fitting Qwen/Qwen2.5-7B --card "RTX 4090" --method qlora`.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -59,16 +57,16 @@ print("Cards:", ", ".join(DEVICES))
 print("Methods:", "; ".join(f"{name}: {what}" for name, what in METHODS.items()))
 
 # %% [markdown]
-# PyTorch's *allocator* takes blocks from the card and hands tensors out of them; parts that no tensor fills are its *gaps*. The
-# verdict compares what the allocator takes with the *room* that the card leaves it: all of its memory but what CUDA needs for
-# itself. Nothing else may use the card: `nvidia-smi` shows what does. The recipe asks for one card; `cards=2` also asks what a
-# second would change: it shares the states, and of long texts ([18](advanced/18_long_contexts.ipynb)) the tokens. Attention is
-# the kernel that transformers chooses, here SDPA's flash kernel.
+# PyTorch's *allocator* takes blocks from the card and hands tensors out of them. Parts that no tensor fills are its *gaps*. The
+# verdict compares what the allocator takes, gaps included, with the *room* on the card: all of its memory but what CUDA needs for
+# itself. It assumes that nothing else uses the card; `nvidia-smi` shows what does. Attention is the kernel that transformers
+# chooses, here SDPA's flash kernel. The recipe asks for one card. `cards=2` also asks what a second would change: it shares the
+# states, and the tokens of long texts ([18](advanced/18_long_contexts.ipynb)).
 #
-# With the choice above as it is shipped, two things overrun the room in the figure. Memory climbs through forward, because
-# backward needs each layer's *activations*: that alone crosses the dashed line. On top comes a short peak, which the right panel
-# widens: the loss makes copies of the logits in fp32, and gradients as large. Each is a step marked +2.32. Other choices draw
-# other figures.
+# The figure shows the choice above as it is shipped. Memory climbs through forward, because backward needs each layer's
+# *activations*. They alone cross the dashed line, the room. On top stands a short peak, which the right panel widens. There the
+# loss makes copies of the *logits*, the scores of all words, in fp32, and gradients as large: each is a step marked +2.32. Other
+# choices draw other figures.
 
 # %%
 found = fit_model(MODEL, recipe, card=CARD, cards=2)
@@ -81,41 +79,45 @@ show(draw_step(asked, f"{MODEL}, simulated\n{recipe}", card_bytes),
      alt=f"Memory over one step by category, and around its peak. {asked.sentence}")
 
 # %% [markdown]
-# The copies of the logits are counted in three categories: as *activations* where backward needs them, as *logits and loss*, and
-# as *temporaries*, which are freed before forward or backward ends. The two temporaries at the peak are gradients on their way
-# from one operation to the next. *Cast weights* are 16-bit copies of the adapters; *kept beside the model* are the constants that
-# unpack four bits.
+# Copies of the logits are counted in three categories. Those that backward needs are *activations*. The others are *logits and
+# loss*, or *temporaries*, which are freed before forward or backward ends. The two temporaries at the peak are gradients on their
+# way from one operation to the next. *Cast weights* are 16-bit copies of the adapters. *Kept beside the model* are the constants
+# that unpack four bits.
 #
-# The 12% come from 21 published peaks of LoRA: three of PEFT, as reserved bytes, and 18 of Qwen, which does not say which bytes
-# it counts. The 12% were chosen so that 19 of these 21 lie within. So they describe those peaks, and test nothing. Other methods,
-# such as training all weights, have no published peak among them.
+# The 12% describe 21 published peaks of LoRA: they were chosen so that 19 of the 21 lie within. So these peaks do not test them.
+# Three are of PEFT, as reserved bytes; 18 are of Qwen, which does not say which bytes it counts. Other methods, such as training
+# all weights, have no published peak among them.
 
 # %% [markdown]
-# **What a card measured.** Two runs of this method's program are recorded, on an H200 with PyTorch 2.11 on 2026-11-26. A test
-# holds the simulator to their peaks (tensors within 0.02%, the allocator within 9%), and their seconds had a part in how wide the
-# interval above is. So they show that these two runs are simulated as they ran; they forecast nothing. Neither has the chunked
-# loss below, which needs PyTorch 2.13. No RTX 4090 was at hand.
+# **What a card measured.** Two runs of this method's program are recorded, on an H200 with PyTorch 2.11 on 2026-11-26. They show
+# that the simulator meets these two; they forecast nothing, since a test holds it to them, and the interval of seconds
+# above was set with their help. Neither run has the chunked loss below, which needs PyTorch 2.13. No RTX 4090 was at hand.
 
 # %%
 beside_recorded("qlora").T.style.format("{:.2f}").set_caption("Qwen2.5-7B, rank 16, on an H200: GiB and seconds of a step")
 
 # %% [markdown]
-# Tensors agree within 0.01 GiB both times. The allocator is simulated too low both times: it took 0.77 and 1.15 GiB more on the
-# card, 3.5% and 6.9% of what it took. One of the two steps took half as long again as predicted.
+# Tensors agree within 0.01 GiB both times. The allocator took more on the card than simulated, 0.98 and 1.38 GiB. That is 4.4% and
+# 8.3% of what it took, and within the 12%. The weights were packed into four bits on the card, which left gaps, and the simulation
+# begins after that. One of the two steps took half as long again as predicted.
 
 # %% [markdown]
 # ## What would make it fit
 #
-# Rows that fit with a margin stand first, then those that *just* fit, by less than the 12%, then those that do not. Within each
-# group the same step stands before shorter texts, and the quicker before the slower. *Needed* is what the allocator takes. Bytes
-# are simulated, seconds predicted. *Not modelled* means that no term of the prediction knows of the change: that is not zero. The
-# chunked loss is such a change, so each set that holds it adds its unknown seconds to those printed.
+# *Needed* is what the allocator takes. Rows that fit with a margin stand first, then those that *just* fit, by less than the 12%,
+# then those that do not. Within each group the same step stands before shorter texts, and the quicker before the slower. Bytes are
+# simulated, seconds predicted.
+#
+# *Not modelled* means that the prediction does not know what a change costs: that is not zero. The chunked loss, which never holds
+# all logits at once, is such a change. A set with it costs its unknown seconds besides those printed.
 # [TRL](https://github.com/huggingface/trl/releases/tag/v1.7.0) calls its own chunked loss neutral or slightly faster.
 #
-# Activations go to the host by `save_on_cpu`. It copies a tensor each time that one is saved, so that more bytes are on the host
-# than activations were on the card. Its copies stop the stream that computes: both directions' bytes over the link's rate are
-# added to the step. Below the table stands the line of code for each change but expandable segments, which the script sets. The
-# script further down also has the bodies of `chunk_loss` and `checkpoint_blocks`.
+# Activations go to the host by `save_on_cpu`. It copies a tensor each time that one is saved, so the host gets more bytes than
+# the card had of activations. The copies stop the stream that computes, so both directions' bytes over the link's rate are added
+# to the step.
+#
+# Below the table stands the line of code for each change but expandable segments, which the script sets. The script further down
+# has the bodies of `chunk_loss` and `checkpoint_blocks`.
 
 # %%
 best = found.together
@@ -132,18 +134,17 @@ show(draw_cures(found, f"{MODEL}, {recipe.tokens:,} tokens, simulated:\ntensors 
      alt="; ".join(f"{tried.name}: {format_bytes(tried.verdict.needed_bytes)}" for tried in ranked(found)))
 
 # %% [markdown]
-# The script below takes the quickest set that was tried at your number of tokens and fits with a margin. Here it stays the
-# quickest unless the chunked loss costs more than 0.3 s: checkpointing of all blocks alone adds 609 ms in place of 304 ms. That
-# is one line of code, and recomputes every block; the chunked loss leaves room to recompute half of them. 1,024 tokens pass
-# slightly more tokens a second, but in shorter texts.
+# The script below takes the quickest set that was tried at your number of tokens and fits with a margin. Here that is the chunked
+# loss with every second block checkpointed, +304 ms. Checkpointing of all blocks alone is one line of code, but recomputes every
+# block, +609 ms. So the set stays the quicker one unless its chunked loss costs more than 0.3 s. Texts of 1,024 tokens pass
+# slightly more tokens a second, but they are shorter texts.
 #
-# The recipe asked for has all cures off. Tools often switch some on: `prepare_model_for_kbit_training` of PEFT turns
-# checkpointing on unless told otherwise (it also casts 16-bit weights to fp32, which is not simulated here), and TRL's
-# `SFTTrainer` chunks its loss by default since 1.7.0. The row of both is the nearest to such a start: it fits.
+# The recipe asked for has all cures off. Tools often switch some on. PEFT's `prepare_model_for_kbit_training` turns checkpointing
+# on unless told otherwise; it also casts 16-bit weights to fp32, which is not simulated here. TRL's `SFTTrainer` chunks its loss by
+# default since 1.7.0. The row of both cures, with all blocks checkpointed, is the nearest to such a start: it fits.
 #
-# What the host costs hangs on one constant, the link's rate: 24 GB/s each way, which the course's catalog takes for PCIe 4 x16.
-# The cost is printed for half and for twice that rate. At twice the rate it still adds more than recomputation does, so the
-# choice does not hang on it.
+# What the host costs depends on the link's rate. The course's catalog takes 24 GB/s each way for PCIe 4 x16. The next cell prints
+# the cost for half and for twice that rate. Even at twice the rate it adds more than recomputation does, so the choice stays.
 
 # %%
 chosen = found.runs
@@ -160,8 +161,9 @@ for tried in found.cures:
 # %% [markdown]
 # ## Which batches fit
 #
-# As asked, with that set, and with the chunked loss and all blocks checkpointed. A cross is too much; a tilde is *just*. Each
-# cell of the figure is simulated, as one sequence of that many tokens in all; "about" marks a number read off the line between two.
+# Three ways: as asked, with that set, and with the chunked loss and all blocks checkpointed. In the figure a cross is too much, and
+# a tilde is *just*. Each cell is simulated, as one sequence of that many tokens in all. "About" marks a number that is read off the
+# line between two cells.
 
 # %%
 ways = {"as asked": recipe} | {tried.name: tried.verdict.recipe for tried in (best, found.usual) if tried}
@@ -174,11 +176,12 @@ show(draw_map(grids, f"{MODEL}, one {CARD}: GiB that the allocator takes"),
 # %% [markdown]
 # ## The script
 #
-# It needs no course, and has only the functions that this recipe uses; some of their parameters serve other recipes. On a card
-# its first three steps print the measured peak and seconds beside the simulated and predicted ones, and it stops there if they
-# leave less than 2% of the room. As printed it ran on no card; tests run such scripts on a CPU, with a tiny model. `texts.txt` is your
-# text; a file `.jsonl` holds chats (`{"messages": [...]}` a line) or texts. `ACCUMULATION` adds up more micro-batches in a step.
-# The first lines say how to start the script, and what it does not do.
+# It needs no course, and has only the functions that this recipe uses; some of their parameters serve other recipes. Its first
+# lines say how to start it, and what it does not do. `texts.txt` is your text. A file `.jsonl` holds chats
+# (`{"messages": [...]}` a line) or texts. `ACCUMULATION` adds up more micro-batches in a step.
+#
+# On a card its first three steps print the measured peak and seconds beside the simulated and predicted ones. It stops there if
+# less than 2% of the card's room is left. As printed it ran on no card; tests run such scripts on a CPU, with a tiny model.
 
 # %%
 here.write_script("train.py", script(chosen, auto_class(model_config(MODEL)), MODEL))
@@ -186,8 +189,8 @@ here.write_script("train.py", script(chosen, auto_class(model_config(MODEL)), MO
 # %% [markdown]
 # ## Other models, other cards
 #
-# The verdict alone, by menus; all blocks are checkpointed. It starts with a smaller model, LoRA and 2,048 tokens. Each change
-# simulates anew, some seconds long. (Without widgets: change the names in `first`.)
+# The menus give the verdict alone; all blocks are checkpointed. They start with a smaller model, LoRA and 2,048 tokens. Each change
+# simulates anew, some seconds long. Without widgets, change the names in `first`.
 
 # %%
 @functools.cache
@@ -205,14 +208,15 @@ explore(verdict_of, first, model=model_names(), card=list(DEVICES), method=list(
 # %% [markdown]
 # ## Any program of your own
 #
-# Two functions: one makes model and optimizer, one runs a step. `fit` takes any `nn.Module`, and tries four changes that it can
-# make to any program: checkpointing, activations to the host, fused AdamW and 8-bit AdamW. Then it tries the best two, each with
-# one more. What saves nothing alone, such as fused AdamW here, stands in pairs only. Watch where the peak lies: once activations
-# are gone, it is in the optimizer's step, where PyTorch's default AdamW copies whole lists of tensors. `fused=True` does not, and
-# saves gigabytes as the second change.
+# Give `fit` two functions: one makes model and optimizer, one runs a step. It takes any `nn.Module`, and tries four changes that it
+# can make to any program: checkpointing, activations to the host, fused AdamW and 8-bit AdamW. Then it tries the best two, each
+# with one more. What saves nothing alone, such as fused AdamW here, stands in pairs only.
+#
+# Watch where the peak lies. Once activations are gone, it is in the optimizer's step, where PyTorch's default AdamW copies whole
+# lists of tensors. `fused=True` does not, and as the second change it saves gigabytes.
 #
 # All weights are trained here, so the 12% have no evidence for this program: read *just* as "close", and measure.
-# `checkpoint_blocks` is the course's function of that name, which takes a list of blocks; the script's takes a model.
+# `checkpoint_blocks` is here the course's function of that name, which takes a list of blocks; the script's takes a model.
 
 # %%
 def build():

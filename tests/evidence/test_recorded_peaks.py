@@ -1,11 +1,14 @@
 """Simulated peaks beside those that an H200's allocator counted."""
 
+import csv
+
 import pytest
 
 from evidence.fit_peers import TOOLS, accelerate_bytes, formula_bytes
 from evidence.record.store import recorded
 from evidence.recorded import (
     CARD,
+    FOLDER,
     experiment_rows,
     recorded_fine_tunes,
     rows,
@@ -14,7 +17,16 @@ from evidence.recorded import (
 )
 from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
-from utils.lessons.lesson_05a.families import FAMILIES, recorded_ratios
+from utils.lessons.lesson_05a.families import (
+    FAMILIES,
+    HIGHEST,
+    LOWEST,
+    PACKED,
+    PLAIN,
+    draw_ratios,
+    recorded_ratios,
+    reserved_margins,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning"
@@ -54,6 +66,29 @@ def test_lesson_05a_draws_all_that_ran():
     assert set(found.index) >= {row["program"] for row in rows("programs")}
     assert (~found["same step"]).sum() == 8
     assert found["ratio"].between(0.5, 1.15).all()
+
+
+def test_lesson_05a_counts_the_same_step_alone():
+    axes = draw_ratios(recorded_ratios()).axes[0]
+    rows_named = {label.get_text() for label in axes.get_yticklabels()}
+    assert {"detection, segmentation (0 of 3)", "convolutional networks (4 of 12)"} <= rows_named
+    assert "Qwen3-4B, Adafactor" in {label.get_text() for label in axes.texts}
+
+
+def test_lesson_05a_has_the_margins_of_what_is_reserved():
+    """Of all fine-tunes and experiments; the stored simulation is today's."""
+    found = reserved_margins()
+    assert found["programs"].to_dict() == {PLAIN: 24, PACKED: 15, "Adafactor": 1}
+    assert 0.97 < found.loc[PLAIN, LOWEST] < 1 < found.loc[PLAIN, HIGHEST] < 1.08
+    assert found.loc[PACKED, HIGHEST] > 3
+    with open(FOLDER / "simulated_reserved.csv", newline="", encoding="utf-8") as lines:
+        stored = {row["program"]: row for row in csv.DictReader(lines)}
+    for index in (0, 8):
+        fit = recorded_fine_tunes()[index]
+        row = stored[f"fit {index}: {fit.model}"]
+        assert int(row["recorded_reserved_bytes"]) == fit.reserved_bytes
+        again = fit.simulated().reserved_bytes
+        assert again == pytest.approx(int(row["simulated_reserved_bytes"]), rel=2e-3)
 
 
 @pytest.mark.parametrize(

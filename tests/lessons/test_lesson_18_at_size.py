@@ -17,6 +17,7 @@ from utils.lessons.lesson_18.records.growth import (
     fits,
     on_host_bytes,
     recorded,
+    ring_of,
     simulated,
 )
 from utils.lessons.lesson_18.ring import ring_attention
@@ -38,7 +39,7 @@ def test_seven_billion_at_128k_around_a_ring() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["both", "both, over a ring of 8", "both, over a ring of 16", "both, offloaded, MLP tiled"],
+    ["chunked loss, checkpoints", "ring of 8", "ring of 16", "on the host, MLP tiled"],
 )
 def test_the_pictures_numbers_are_the_simulations(line: str) -> None:
     found = simulated(line, 131_072)
@@ -53,14 +54,21 @@ def test_the_picture_has_every_line() -> None:
 
 
 def test_what_fits_is_said_of_half_all_and_twice_the_band() -> None:
-    assert fits(100 * 2**30, 115 * 2**30, 0.1) == "+5% 105 fits, +10% 110 fits, +20% 120 no"
+    assert fits(100 * 2**30, 115 * 2**30, 0.1).split() == ["fits", "fits", "no"]
 
 
-def test_a_host_keeps_the_inputs_of_28_blocks() -> None:
-    whole = 28 * 131_072 * 3_584 * 2
-    assert on_host_bytes("both, checkpoints offloaded", 131_072) == whole
-    assert on_host_bytes("both, offloaded, over a ring of 8", 8 * 131_072) == whole
-    assert on_host_bytes("both, over a ring of 8", 131_072) == 0
+def test_a_host_pins_the_inputs_of_28_blocks_each_a_power_of_two() -> None:
+    whole = 28 * 2**30  # 131,072 x 3,584 x 2 bytes are 0.875 GiB
+    assert on_host_bytes("checkpoints on the host", 131_072) == whole
+    assert on_host_bytes("ring of 8, on the host", 8 * 131_072) == whole
+    assert on_host_bytes("ring of 8", 131_072) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"), [("plain", 1), ("ring of 8, on the host", 8), ("ring of 16", 16)]
+)
+def test_a_line_tells_its_ring(line: str, ranks: int) -> None:
+    assert ring_of(line) == ranks
 
 
 def test_a_tiled_mlp_learns_what_a_whole_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +105,12 @@ def test_a_layers_megabytes_are_those_of_the_simulated_ring() -> None:
     # Bytes of a move's number: keys in bf16 three times n - 1, gradients in fp32 n times.
     around = (2 * 3 * (GPUS - 1) + 4 * GPUS) * 2 * (131_072 // GPUS) * 4 * 128 / 1e6
     line = told_megabytes("qwen2.5-7b", GPUS, 131_072)
-    assert f"with checkpoints {around:,.0f};" in line
-    # By heads over four, in bf16 and three times with checkpoints; around a ring of two with all four key heads.
+    assert f": ring {around:,.0f}, " in line
+    # By heads over four, in bf16 and three times; around a ring of two with all four key heads.
     unit = 131_072 // GPUS * 128 / 1e6
     combined = 3 / 4 * 3 * 2 * (2 * 28 + 2 * 4) + (2 * 3 * 1 + 4 * 2) * 2 * 4
-    assert f"Ulysses 4 x ring 2 {unit * (3 / 4 * 2 * 2 * 64 + (2 * 2 + 4 * 2) * 8):,.0f}, " in line
-    assert line.endswith(f"with checkpoints {unit * combined:,.0f}")
-    gathered_bytes = unit * 2 * 4 * (GPUS - 1) * (2 + 4)
-    assert (
-        f"gathered {gathered_bytes:,.0f}, with checkpoints {gathered_bytes * 8 / 6:,.0f};" in line
-    )
+    assert line.endswith(f"Ulysses 4 x ring 2 {unit * combined:,.0f}")
+    assert f"gathered {unit * 2 * 4 * (GPUS - 1) * (2 * 2 + 4):,.0f}, " in line
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Simulates all that the H200 ran and writes both peaks side by side: `python tests/simulation/zoo_ratios.py`.
 
 From the root, with `tests/shared` and the root on PYTHONPATH. It takes minutes, and goes on where it
-was stopped; lesson 05a draws the table.
+was stopped; lesson 05a draws the table. A second one has what was reserved, of the programs that had
+the card's memory to themselves or of which the record says what others had left.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import csv
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -25,10 +27,12 @@ from evidence.recorded import (
     simulated_adapters,
     simulated_gpt,
 )
+from utils.lessons.lesson_05a.families import ADAFACTOR, PACKED, PLAIN
 from utils.memory import Category
 from utils.units import MIB
 
-TABLE = FOLDER / "simulated.csv"
+TABLE, RESERVED = FOLDER / "simulated.csv", FOLDER / "simulated_reserved.csv"
+FIELDS_RESERVED = ("program", "kind", "recorded_reserved_bytes", "simulated_reserved_bytes")
 FIELDS = ("program", "recorded_peak_bytes", "simulated_peak_bytes")
 MOST_LEFT_BYTES = 16 * MIB
 Run = tuple[str, int, Callable[[], Any]]
@@ -49,6 +53,22 @@ def all_runs() -> Iterator[Run]:
         yield name, int(row["requested_peak_bytes"]), lambda name=name: run_on(name, CARD)
 
 
+def reserved_runs() -> Iterator[tuple[str, str, int, Callable[[], Any]]]:
+    """Name, kind, reserved bytes and simulation of each run whose reserved bytes are its own."""
+    for name, simulated in [
+        ("gpt1b_recompute", simulated_gpt),
+        ("llama7b_adapters", simulated_adapters),
+    ]:
+        for index, row in enumerate(experiment_rows(name)):
+            kind = PACKED if row.get("method", "").startswith("QLoRA") else PLAIN
+            size = row["reserved_peak_bytes"]
+            yield f"{name} {index}", kind, size, lambda s=simulated, r=row: s(r)
+    for index, fit in enumerate(recorded_fine_tunes()):
+        kind = PACKED if fit.recipe.method == "qlora" else PLAIN
+        kind = ADAFACTOR if fit.recipe.optimizer == "adafactor" else kind
+        yield f"fit {index}: {fit.model}", kind, fit.reserved_bytes, fit.simulated
+
+
 def left_by_others(name: str, found: Any) -> int:
     """Bytes that earlier programs of its process had left alive, of which the record has the sum.
 
@@ -63,11 +83,11 @@ def left_by_others(name: str, found: Any) -> int:
     return left if left <= MOST_LEFT_BYTES else 0
 
 
-def stored() -> dict[str, dict[str, str]]:
-    """The rows of the table that are there, by program."""
-    if not TABLE.exists():
+def stored(table: Path = TABLE) -> dict[str, dict[str, str]]:
+    """The rows of a table that are there, by program."""
+    if not table.exists():
         return {}
-    with open(TABLE, newline="", encoding="utf-8") as lines:
+    with open(table, newline="", encoding="utf-8") as lines:
         return {row["program"]: row for row in csv.DictReader(lines)}
 
 
@@ -88,8 +108,23 @@ def main() -> None:
             print(f"{found.peak_bytes / real:.5f}  {name}", file=sys.stderr, flush=True)
 
 
+def write_reserved() -> None:
+    """Append what the second table misses."""
+    done = stored(RESERVED)
+    with open(RESERVED, "a", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, FIELDS_RESERVED, lineterminator="\n")
+        if not done:
+            writer.writeheader()
+        for name, kind, size, simulated in reserved_runs():
+            if name not in done:
+                values = (name, kind, size, simulated().reserved_bytes)
+                writer.writerow(dict(zip(FIELDS_RESERVED, values, strict=True)))
+                out.flush()
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     # The card's PyTorch, 2.11, held a workspace more for products with a bias; any newer one simulates it here.
     with mock.patch("utils.simulation.cublas.LT_APART_UNTIL", (99, 0)):
         main()
+        write_reserved()

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder of files with a list of their checksums. It is written under a name that
 nobody reads, and gets its own by one rename when all of it is on the disk: that is all or nothing on
-file systems as POSIX has them (ext4, XFS, NFS, Lustre). In an object store it is not, and the list
+ext4, XFS, Lustre and NFS (whose clients may see it later). In an object store it is not, and the list
 alone tells what is whole.
 
 Names count the saves. The highest step is not what was saved last: a run that went back to step 50

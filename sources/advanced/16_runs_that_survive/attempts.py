@@ -63,8 +63,3 @@ def change_a_byte(path: Path) -> tuple[float, float]:
 
 def _is_weight(name: str, where: Any) -> bool:
     return name == "model.head.weight" and where.relative_path.startswith("__0_")
-
-
-def lose_a_rank(path: Path) -> None:
-    """Remove a file of rank 1's."""
-    next(path.glob("__1_*.distcp")).unlink()

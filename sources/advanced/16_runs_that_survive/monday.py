@@ -147,7 +147,7 @@ def _killed(text: str, folder: Path, place: int) -> None:
     names = _small(text, folder)
     for step in (1, 2):
         names["save"](step)
-    names["finish"]()
+    names["wait"]()
     calls = itertools.count(1)
 
     def killing(path: Path) -> None:

@@ -130,7 +130,7 @@ def _lifetimes(axes: Axes, law: ScalingLaw, served: Sequence[float], loss: float
     axes.plot(served, [size / 1e9 for size in sizes], "o-", color=LOOKS[0][0])
     for tokens, size in zip(served, sizes, strict=True):
         axes.annotate(
-            f"{law.tokens_for(loss, size) / size:.0f} tokens\na parameter",
+            f"{law.tokens_for(loss, size) / size:.0f} training\ntokens a\nparameter",
             (tokens, size / 1e9),
             (7, 3),
             textcoords="offset points",
@@ -182,7 +182,7 @@ def draw_spot_price(
         axes.minorticks_off()
         axes.set_xlim(0.1, 30)
         axes.set_ylim(0, 2)
-        axes.set_xlabel("how often a node is taken back (times a day)")
+        axes.set_xlabel("how often each node is taken back (times a day)")
         axes.set_ylabel("dollars a useful hour,\nspot over on demand")
         longer = axes.secondary_yaxis(
             "right",

@@ -32,16 +32,24 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """What is late is out, however cheap; what is at the limit is in time."""
+    """What is late is out, however cheap; at the limit is in time; gaps take days, not dollars."""
     day = 86_400.0
-    cheap = ("cheap", 8, 0.5, 10 / day, 1.0)
-    quick = ("quick", 16, USD, 20 / day, 0.5)
+    cheap = ("cheap", 8, 0.5, 10 / day, 1.0, 1.0)
+    quick = ("quick", 16, USD, 20 / day, 0.5, 1.0)
     wanted = 8 * 10 * 40.0  # the cheap one takes 40 days
     for deadline, best in ((40, (8 * 40 * 24 * 0.5, "cheap")), (39, (16 * 20 * 24 * USD, "quick"))):
         found = run_block(
             text, offers=[cheap, quick], tokens_wanted=wanted, deadline_days=deadline + 1e-6
         )
         assert found["best"][1] == best[1] and math.isclose(found["best"][0], best[0])
+    gaps = ("gaps", *cheap[1:5], 0.8)  # 50 days
+    for deadline, best in ((50, "gaps"), (49, "quick")):
+        found = run_block(
+            text, offers=[gaps, quick], tokens_wanted=wanted, deadline_days=deadline + 1e-6
+        )
+        assert found["best"][1] == best
+        if best == "gaps":
+            assert math.isclose(found["best"][0], 8 * 40 * 24 * 0.5), "gaps are not paid for"
     late = run_block(text, offers=[cheap, quick], tokens_wanted=wanted, deadline_days=19)
     assert late["best"] is None
 

@@ -20,13 +20,11 @@ __all__ = ["draw_growth", "draw_overlap", "draw_rounds"]
 # Colour, marker and line of each curve: they differ in grey, too.
 _LOOKS = [
     ("#bd1f01", "s", "-"),
-    ("#e76300", "v", "--"),
-    ("#b9ac70", "^", "-."),
     ("#832db6", "D", "-"),
     ("#3f90da", "o", "--"),
+    ("#3b7a3b", "*", "-."),
     ("#4d4d4d", "P", "-"),
     ("#a96b59", "X", ":"),
-    ("#3b7a3b", "*", "-."),
 ]
 
 
@@ -71,7 +69,7 @@ def draw_growth(
         axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xlim(0.8 * lengths[0], 2.9 * lengths[-1])
         axes.set_ylim(20, top)
-        about = "tokens of the sequence (without a ring one a GPU; over a ring one in all)"
+        about = "tokens of a sequence (one on each GPU, or one around a ring)"
         axes.set(xlabel=about, ylabel=f"reserved by one GPU, + {above:.0%} (GiB)", title=title)
         figure.legend(loc="outside lower left", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.SIMULATED], [device])
@@ -82,7 +80,8 @@ def _tell(axes: Axes, told: Mapping[int, float], *, below: bool) -> None:
     """Write heights beside their points: left and above, or right and below."""
     beside = {"xytext": (5, -13), "ha": "left"} if below else {"xytext": (-6, 4), "ha": "right"}
     for tokens, height in told.items():
-        axes.annotate(f"{height:,.0f}", (tokens, height), textcoords="offset points", fontsize=10, **beside)  # fmt: skip
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
+        axes.annotate(f"{height:,.0f}", (tokens, height), textcoords="offset points", fontsize=10, bbox=ground, **beside)  # fmt: skip
 
 
 def _tokens(count: int) -> str:

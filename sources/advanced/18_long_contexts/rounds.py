@@ -30,7 +30,7 @@ def round_ends(pairs: Sequence[Sequence[int]]) -> list[int]:
     return ends
 
 
-def hides_from(tokens: int, work: float, message: float, start: float = 0.0) -> float:
+def hides_from(tokens: int, work: float, message: float) -> float:
     """Tokens of a rank from which a round's message takes no longer than its work.
 
     Work grows with the square of the tokens, what a message carries with the tokens.
@@ -38,12 +38,9 @@ def hides_from(tokens: int, work: float, message: float, start: float = 0.0) -> 
     Args:
         tokens: of a rank, in the round that was timed.
         work, message: that round's seconds.
-        start: seconds that a message takes beside, however short it is.
     """
     above_zero("hides_from()", tokens=tokens, work=work, message=message)
-    if start < 0:
-        raise ValueError(f"hides_from() needs start to be 0 or more, and got {start}.")
-    return tokens * (message + (message**2 + 4 * work * start) ** 0.5) / (2 * work)
+    return tokens * message / work
 
 
 check_public(globals())

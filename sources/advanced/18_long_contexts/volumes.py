@@ -12,10 +12,9 @@ BF16_BYTES = 2
 
 
 def told_megabytes(name: str, ranks: int, length: int) -> str:
-    """A line: MB that one of `ranks` sends for a layer by each way, without and with checkpoints.
+    """A line: MB that one of `ranks` sends for a layer by each way, under checkpoints: forward runs twice.
 
-    Gradients that ranks add up travel in fp32, all else in bf16: Ulysses adds none up. With checkpoints every
-    way's forward runs twice. Where heads do not divide over the ranks, Ulysses goes over the most that they
+    Gradients that ranks add up travel in fp32, all else in bf16: Ulysses adds none up. Where heads do not divide over the ranks, Ulysses goes over the most that they
     divide over, and a ring over the rest.
 
     Args:
@@ -30,20 +29,15 @@ def told_megabytes(name: str, ranks: int, length: int) -> str:
     by_heads = max(
         n for n in range(1, ranks + 1) if heads % n == ranks % n == 0 and _whole(kv_heads, n)
     )
-    around = ranks // by_heads
+    around, copies = ranks // by_heads, max(kv_heads, by_heads)
     exchanged = "Ulysses" if around == 1 else f"Ulysses {by_heads} x ring {around}"
     ways = {
-        "ring": [c * kv_heads * unit for c in _ring(ranks)],
-        "gathered": [c * (ranks - 1) * kv_heads * unit for c in (6, 8)],
-        exchanged: [
-            (c * (by_heads - 1) / by_heads * (heads + max(kv_heads, by_heads)) + r * max(kv_heads, by_heads)) * unit
-            for c, r in zip((4, 6), _ring(around), strict=True)
-        ],
-    }  # fmt: skip
-    told = (
-        f"{way} {plain:,.0f}, with checkpoints {twice:,.0f}" for way, (plain, twice) in ways.items()
-    )
-    return f"{name:<11} n {ranks:>2}, A {heads}, K {kv_heads}: " + "; ".join(told)
+        "ring": _ring(ranks) * kv_heads,
+        "gathered": 8 * (ranks - 1) * kv_heads,
+        exchanged: 6 * (by_heads - 1) / by_heads * (heads + copies) + _ring(around) * copies,
+    }
+    told = (f"{way} {numbers * unit:,.0f}" for way, numbers in ways.items())
+    return f"{name} over {ranks} GPUs, {heads} query and {kv_heads} key heads: " + ", ".join(told)
 
 
 def _whole(kv_heads: int, ranks: int) -> bool:
@@ -51,9 +45,9 @@ def _whole(kv_heads: int, ranks: int) -> bool:
     return kv_heads % ranks == 0 or ranks % kv_heads == 0
 
 
-def _ring(ranks: int) -> tuple[int, int]:
-    """Moves in units of bf16 numbers: keys forward and backward, gradients once and of double size."""
-    return (8 * ranks - 4, 10 * ranks - 6) if ranks > 1 else (0, 0)
+def _ring(ranks: int) -> int:
+    """Moves in units of bf16 numbers: keys thrice around, gradients once and of double size."""
+    return 10 * ranks - 6 if ranks > 1 else 0
 
 
 check_public(globals())

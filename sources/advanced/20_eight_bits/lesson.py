@@ -33,7 +33,7 @@ here = setup("advanced/20")
 
 # %% jupyter={"source_hidden": true}
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import pandas as pd
 import torch
@@ -52,9 +52,11 @@ RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
 # %% [markdown]
 # ## 1. What so few bits can say
 #
-# A floating-point number is a sign, a power of two (the *exponent*), and digits (the *mantissa*): 4 and 3 bits in E4M3.
-# Below the smallest exponent digits are lost one by one (*subnormal* numbers). E8M0 has neither sign nor digits: it is for
-# scales. New words stand in the [glossary](../00_glossary.ipynb).
+# A floating-point number has a sign, a power of two (the *exponent*) and digits (the *mantissa*). E4M3 spends 4 bits on the exponent
+# and 3 on the mantissa. Below its smallest exponent it loses digits one by one: those numbers are called *subnormal*. E8M0 is a power
+# of two alone, and serves as a scale. New words stand in the [glossary](../00_glossary.ipynb).
+#
+# More ticks in a power of two mean more digits; a longer row means more range:
 
 # %%
 @dataclass(frozen=True)
@@ -98,13 +100,14 @@ for form in (E4M3, E5M2, E2M1):
 print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.inf, torch.nan]).to(FAST[E4M3]).tolist())
 
 # %% [markdown]
-# **Read it.** `rounded` equals PyTorch's cast, so the faster cast takes its place. Of 1,000 and infinity PyTorch 2.11 makes
-# NaN, this build 448. So `scaled` below looks for infinities first, and `fast` clamps.
+# **Read it.** E5M2 has more range than E4M3, and its rounding error is about twice as large. Four bits span only a factor of 12.
 #
-# ## 2. One scale, or many
+# `rounded` equals PyTorch's cast, so the faster cast takes its place, behind a clamp.
 #
-# Divide by a **scale** first, and multiply afterwards: it maps a *block*'s largest number to the format's largest (or near it). What is
-# far smaller fades to zero, so all hangs on who shares a scale:
+# ## 2. Who shares a scale decides
+#
+# Before the cast, numbers are divided by a **scale**, which maps the largest to the format's largest. Whatever is far
+# smaller fades to zero. So it matters which numbers, a *block*, share a scale:
 #
 # | scheme | numbers that share a scale | scale | bits a number |
 # |---|---|---|---|
@@ -129,7 +132,7 @@ def two_levels(scale):  # NVFP4: block scales in E4M3, as shares of a second sca
     return fast(scale / second, E4M3) * second
 
 
-def scaled(x, form, block=None, scale_as=lambda scale: scale, by_chance=False):
+def scaled(x, form, block=None, scale_as=lambda scale: scale):
     """x (rows, columns) as a kernel sees it: in a format, a scale for each block of a row; None: one for all."""
     if block is not None and x.shape[-1] % block:
         raise ValueError(f"{x.shape[-1]} columns are no whole blocks of {block}: pad them with zeros to a multiple.")
@@ -137,8 +140,7 @@ def scaled(x, form, block=None, scale_as=lambda scale: scale, by_chance=False):
         raise ValueError(f"{(~x.isfinite()).sum()} numbers are infinite or NaN: they would take the scale with them.")
     parts = x.reshape(1, -1) if block is None else x.unflatten(-1, (-1, block))
     scale = scale_as(parts.abs().amax(-1, keepdim=True) / form.largest).clamp(min=1e-30)  # a block of zeros stays so
-    small = rounded(parts / scale, form, torch.rand_like(parts)) if by_chance else fast(parts / scale, form)
-    return (small * scale).reshape(x.shape)
+    return (fast(parts / scale, form) * scale).reshape(x.shape)
 
 
 # %%
@@ -172,12 +174,12 @@ print(f"your bet at 1,000: x {my_bet_factor:g}")
 assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
 
 # %% [markdown]
-# **Read it.** At a thousand nothing happens in E4M3; int8, whose steps are equal, has lost all others. From 448 / $2^{-6}$ = 28,672 on,
-# typical numbers lose digits; at 448 / $2^{-9}$ = 229,376 they are at E4M3's smallest. All this holds for normal numbers; *On Monday*
-# asks your own tensors. **Four bits** span a factor of 12: they need small blocks.
+# **Read it.** The answer to the bet is 1: in E4M3 an outlier of a thousand changes nothing. int8, whose steps are equal, has lost all
+# other numbers there. E4M3's steps shrink with the number, until its exponents end: from 448 / $2^{-6}$ = 28,672 on, typical numbers lose
+# digits. A smaller block confines the damage. **Four bits** need small blocks: an outlier of 100 takes everything from the rest.
 #
-# Single activations of LLMs are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). Before most linear layers a norm
-# tames them; before SwiGLU's `down` there is none.
+# In LLMs single activations are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). A norm tames them before most
+# linear layers, but not before `down`, the last layer of a SwiGLU.
 #
 # **Question.** MXFP4 has E2M1 numbers, and an E8M0 scale for 32. How many bits does a number take?
 
@@ -186,7 +188,7 @@ bits_of_mxfp4 = ...
 check("20.bits_of_mxfp4", bits_of_mxfp4)
 
 # %% [markdown]
-# Two inputs are refused; zeros stay zeros:
+# Zeros stay zero, and two kinds of input are refused:
 
 # %%
 assert not any(small(torch.zeros(2, 128)).any() for small in SCHEMES.values()), "a scheme makes something of nothing"
@@ -197,9 +199,9 @@ for x in (torch.ones(2, 100), torch.tensor([[1.0, float("inf")] * 16])):
         print(error)
 
 # %% [markdown]
-# ## 3. The product, and its sum
+# ## 3. Long sums stay wide
 #
-# A kernel multiplies 8-bit numbers and scales the sums: PyTorch's `scaled_mm`, beside the same by hand:
+# A kernel multiplies 8-bit numbers, adds up, then applies the scales. PyTorch's `scaled_mm`, and the same by hand:
 
 # %%
 def parts_of(x, form, per_row):
@@ -224,11 +226,10 @@ for recipe, per_row in ((ScalingType.TensorWise, False), (ScalingType.RowWise, T
         assert apart < 1e-6, "only the order of fp32 sums may differ"
 
 # %% [markdown]
-# Block scales need a GPU's kernel; so **from here on products are emulated**: `scaled` operands, multiplied in fp32.
+# Block scales need a GPU's kernel. So **from here on products are emulated**: operands are rounded, then multiplied in fp32.
 #
-# On H800 DeepSeek found that tensor cores add 8-bit products up with
-# [about 14 bits](https://arxiv.org/abs/2412.19437), and moves the sum to an fp32 register every 128. Emulated (32 products of an
-# instruction added exactly, then cut to 14 bits):
+# How wide must the sum be? DeepSeek found that H800's tensor cores keep [about 14 bits](https://arxiv.org/abs/2412.19437), and moves the
+# sum to an fp32 register every 128 products. Emulated, with 32 products added exactly before each cut:
 
 # %%
 def cut(x, bits):  # toward zero
@@ -249,7 +250,7 @@ def in_14_bits(a, b, promote=None):
 
 # %% jupyter={"source_hidden": true}
 for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
-    for k in (128, 1024, 4096, 16384):
+    for k in (128, 4096, 16384):
         x, w = (make(8, k, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4))
         a, b, wanted = fast(x, E4M3), fast(w, E4M3), x.double() @ w.double().T
         right = a.double() @ b.double().T
@@ -259,15 +260,15 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
         assert k < 4096 or off[None] > 2 * off[128], "a short sum errs more the longer it is"
 
 # %% [markdown]
-# **Read it.** In this emulation each cut goes toward zero, so its error grows with the sum's length. In sums of both signs rounding the
-# operands costs more: 13 times at 4,096, 3 at 16,384. In sums of one sign the roundings cancel and the cuts do
-# not: there the short sum costs 5 and 27 times more. torchao takes the short sum (*fast accumulation*) in the forward product
-# alone; both gradients' sums stay wide.
+# **Read it.** Each cut goes toward zero here, so the error grows with the sum's length; moved every 128 it stays small. In sums of both
+# signs the rounding of operands still costs more. In sums of one sign those roundings cancel and the cuts do not: from 4,096 products on the
+# short sum costs more. torchao takes it (*fast accumulation*) in the forward product alone.
 #
-# ## 4. The three products of a step
+# ## 4. Eight bits cost a small error, until an outlier comes
 #
-# A linear layer has three products: the output (*fprop*), the gradients to $x$ (*dgrad*) and to $w$ (*wgrad*). Blocks lie along
-# the sum of each, so $x$, $w$ and $g$ (the output's gradient) are rounded twice, as they are and transposed; square blocks stay the same:
+# A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. Blocks must lie along
+# each product's sum. So $x$, $w$ and the output's gradient $g$ are rounded twice, once transposed. In the picture
+# stripes turn with the sum; squares need not:
 
 # %%
 show(draw_products(title="Who shares a scale: each product's two factors (drawn, not to scale)"),
@@ -305,32 +306,34 @@ RECIPES = {
     "bf16": [lambda x: x.bfloat16().float()],
     "E4M3, per tensor, gradients in E5M2": [SCHEMES["E4M3, per tensor"], partial(scaled, form=E5M2)],
     "E4M3, per tensor": [SCHEMES["E4M3, per tensor"]],
-    "E4M3, per row": [lambda x: scaled(x, E4M3, block=x.shape[-1])],
     "E4M3, per row, powers of two (torchao's)": [lambda x: scaled(x, E4M3, block=x.shape[-1], scale_as=power_of_two)],
-    "E4M3, blocks of 32": [partial(scaled, form=E4M3, block=32)],
-    "MXFP8: those scales in E8M0": [SCHEMES["MXFP8"]],
+    "MXFP8": [SCHEMES["MXFP8"]],
     "E2M1, per tensor": [SCHEMES["E2M1, per tensor"]],
-    "E2M1, blocks of 16": [partial(scaled, form=E2M1, block=16)],
-    "NVFP4: those scales in E4M3": [SCHEMES["NVFP4"]],
-    "NVFP4, gradients by chance": [SCHEMES["NVFP4"], partial(SCHEMES["NVFP4"], by_chance=True)],
+    "E2M1, blocks of 16, scales in fp32": [partial(scaled, form=E2M1, block=16)],
+    "NVFP4: those scales in two levels": [SCHEMES["NVFP4"]],
 }
 
 # %% [markdown]
-# A small transformer (two layers, 128 wide, 128 bytes a batch) has read Python's sources for 40 steps in fp32. How far
-# is a batch's gradient from fp32's, if the linear layers of its blocks round all three tensors?
+# A small transformer has read Python's sources for 40 steps in fp32. How far is a gradient from fp32's, if its blocks' linear
+# layers round all three tensors? The first column tells.
 #
-# Then an outlier is *planted* in the input of each `down`: one row of `up` is multiplied, the column of `down` that reads it
-# divided: in exact arithmetic the same model. Now only that input is rounded.
+# For the others an outlier is *planted* in the input of each `down`, which alone is rounded. A row of `up` is multiplied, and `down`'s
+# column that reads it is divided: in exact arithmetic the same model.
 
 # %%
 pairs = batches(6, seed=9)
 
 
+@cache
+def right_gradients(planted):
+    return [unplanted(gradients(fresh(None, planted), [pair])[1]) for pair in pairs]
+
+
 def gradient_errors(product, count, planted=1.0, only=""):
     """Of each batch: the error of a matrix's gradient beside its size, mean of all matrices."""
     errors = []
-    for pair in pairs[:count]:
-        right, wrong = (unplanted(gradients(fresh(each, planted, only), [pair])[1]) for each in (None, product))
+    for pair, right in zip(pairs[:count], right_gradients(planted), strict=False):
+        wrong = unplanted(gradients(fresh(product, planted, only), [pair])[1])
         errors.append(torch.stack([(wrong[n] - right[n]).norm() / right[n].norm() for n in right]).mean())
     return torch.stack(errors)
 
@@ -348,42 +351,39 @@ for name, smalls in RECIPES.items():
 pd.DataFrame(found).T.rename_axis("error of the gradient (measured, products emulated)")
 
 # %% [markdown]
-# **Read it.** Without an outlier eight bits cost about 5%, whoever shares a scale. E5M2 for gradients costs more: it has a digit
-# less, and this small model does not need its range. Four bits without blocks lose most of the gradient; in blocks of 16 they cost
-# five times eight bits' error. (*Stochastic rounding*, by chance, is used since its *mean* is right.)
+# **Read it.** In the first column eight bits cost about 5%, whoever shares a scale. E5M2 for gradients costs more: it has a digit less. Four
+# bits lose most of the gradient without blocks; in blocks of 16 they cost about five times what eight bits cost.
 #
-# Then the input of `down` alone (three batches). At 100,000 one scale errs four times as much as without an outlier, rows less than
-# twice, blocks of 32 hardly more. At a million one scale breaks, rows lose a fifth, torchao's, whose scales are powers of two,
-# three tenths; blocks err four times as much, E2M1's twice; NVFP4 fails, here without squares and rotations: its block scales are E4M3 shares of *one* fp32 scale, a range of 229,376.
+# Then read a row from left to right. At 100,000 one scale errs four times as much as without an outlier, and MXFP8's blocks no more than
+# before. At a million one scale breaks, rows lose three tenths, and MXFP8 stays below 4%. NVFP4 breaks too: its block scales are
+# E4M3 shares of *one* scale, whose range ends. With scales in fp32 it does not.
 #
-# Does that spoil training? In FP8 two models of DeepSeek's stayed
-# [within 0.25%](https://arxiv.org/abs/2412.19437) of bf16's loss, over about a trillion tokens. In NVFP4 NVIDIA's 12B model
-# was [below 1%, at the end slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's, at 10 trillion.
-# That took rotations (*random Hadamard transforms*) in wgrad, squares, gradients rounded by chance, and some layers in 16 bits.
+# In training, FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437) of bf16's loss. In
+# NVFP4 NVIDIA's 12B model ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole recipe adds
+# rotations, square blocks of weights, gradients rounded by chance, and some layers in 16 bits.
 #
-# And the weights? Products read rounded *copies*; Adam adds about the learning rate a step to the *master* weights.
-# DeepSeek-V3 began with weights of 0.006 and a rate of 2.2e-4, and ended with 7.3e-6. What share of weights in fewer bits moves?
+# All this rounds *copies*. Could the **master weights**, which the optimizer updates, be small? Adam moves a weight by about the
+# learning rate. DeepSeek-V3 began with weights of 0.006 and a rate of 2.2e-4, and ended with 7.3e-6. What share of such weights moves?
 
 # %%
 BF16 = Form("bf16", 7, -126, 3.39e38)
-draw = partial(torch.randn, 1_000_000, generator=torch.Generator().manual_seed(6))
-for rate, size in ((rate, size) for rate in (2.2e-4, 7.3e-6) for size in (0.006, 0.012, 0.024)):
-    w = size * draw()
-    in_8, in_16 = fast(1024 * w, E4M3) / 1024, rounded(w, BF16)
+w = 0.006 * torch.randn(200_000, generator=torch.Generator().manual_seed(6))
+in_8, in_16 = fast(1024 * w, E4M3) / 1024, rounded(w, BF16)
+for rate in (2.2e-4, 7.3e-6):
     moved_8 = (fast(1024 * (in_8 - rate), E4M3) / 1024 != in_8).float().mean()
     moved_16 = (rounded(in_16 - rate, BF16) != in_16).float().mean()
     step = (in_16 - rounded(in_16 - rate, BF16, torch.rand_like(w))).double().mean() / rate
-    print(f"rate {rate:.1e}, weights of {size}: E4M3 moves {moved_8:.0%}, bf16 {moved_16:.0%}; bf16 by chance goes {step:.0%} of the way in the mean")
+    print(f"rate {rate:.1e}: E4M3 moves {moved_8:.0%}, bf16 {moved_16:.0%}; bf16 rounded by chance goes {step:.0%} of the way in the mean")
     assert moved_8 < moved_16 and abs(step - 1) < 0.3, "fewer digits lose more updates; chance loses none in the mean"
 
 # %% [markdown]
-# **Read it.** At first E4M3 loses half of the updates or more; at the last rate bf16 loses most, too. By chance none is lost in the mean.
+# **Read it.** At the first rate E4M3 loses half of the updates. At the last rate bf16 loses most of them too. *Stochastic rounding* goes up or
+# down by chance, and so loses none in the mean.
 #
-# ## 5. Which bytes stay
+# ## 5. Which bytes stay, and what speed comes
 #
-# **Activations.** A SwiGLU of $T$ tokens, $H$ channels, $4H$ inside, keeps its layers' inputs for backward: in 16 bits, or in
-# E4M3 with a scale a row. `down`'s input can also be *made again* in backward, from what enters SiLU and multiplication: that is
-# checkpointing. DeepSeek-V3 does both.
+# **Activations.** A SwiGLU of $T$ tokens and $H$ channels, $4H$ inside, keeps its layers' inputs for backward. They can be kept in E4M3.
+# `down`'s input can also be *made again* in backward, which is checkpointing. DeepSeek-V3 does both.
 
 # %%
 class KeepsEight(torch.autograd.Function):
@@ -432,9 +432,8 @@ for name, size in kept.items():
     assert size == formula[name], f"{name}: each tensor once, scales of 4 bytes a row"
 
 # %% [markdown]
-# **Read it.** Eight bits in the layers alone save little: of four tensors inside, SiLU and the multiplication
-# keep three in 16 bits. Making `down`'s input again nearly halves the bytes without a number in eight bits; eight bits then cut the
-# rest by 43%.
+# **Read it.** Eight bits in the layers alone save little: SiLU and the multiplication keep three tensors in 16 bits.
+# Making `down`'s input again nearly halves the bytes without a number in eight bits. Eight bits then cut the rest by 43%.
 #
 # **Sends.** FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks agree on one number:
 
@@ -481,9 +480,11 @@ for gain in (gain for gain in gains if gain.gpu):
           f"FP8 {gain.share:+.0%} published, {after / before - 1:+.0%} predicted")
 
 # %% [markdown]
-# **Read it.** On H100 a scale a tensor gains 25 to 28% at 8B and 50% at 70B, a fifth of that by the gather (its authors): small
-# products pay for casts and scales. A scale a row, which gathers in 16 bits, gains less here. NVFP4 over MXFP8 gains 28 to 56% in
-# these dense models, in one of experts 3%. The planner promises too much in all three runs, for torchao's two already in bf16.
+# **Read it.** Products in eight bits are twice as fast by the data sheet, but a step gains 4 to 50% here: its rest does
+# not shrink, and casts cost time. A scale a tensor gains more than a scale a row, but it also gathers eight bits. NVFP4
+# gains 28 to 56% over MXFP8 in the dense models, and 3% with experts. The planner promises too much in all three runs.
+#
+# **The answer, number by number:**
 #
 # | number | may be | why |
 # |---|---|---|
@@ -505,10 +506,9 @@ check("20.received_gb", received_gb)
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** takes the
-# *last* steps' largest. At batch 4 the inside of each SwiGLU grows 64 times (`down` shrinks: the same model); at batch 8 it
-# shrinks back, and at 10 it grows again. Nothing is trained, and layers' inputs alone are rounded: with this batch's scale, the last one's, or the largest of
-# 1,024 (here: all before). Which batches suffer?
+# To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** saves that: it takes the largest of *earlier*
+# steps. Here the inside of each SwiGLU grows 64 times at batch 4 (`down` shrinks: the same model), shrinks back at 8, and grows again at
+# 10. Layers' inputs are rounded by this batch's own scale, the last batch's, or the largest of up to 1,024 before. Which batches suffer?
 
 # %%
 class Scaler:
@@ -535,21 +535,20 @@ assert min(last[4][2], last[10][2], long[4][2]) > 0.1 > 10 * long[10][2], "a spi
 assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 
 # %% [markdown]
-# **Diagnose it.** No NaN: numbers above the old maximum are cut to it, over half of a layer's. The loss does not tell:
-# by the last one's scale it is 0.037 too high at batch 4, 0.018 too *low* at 10. The *share that is cut* by layer does. A margin
-# must be as large as the growth, here $2^6$. Transformer Engine's `DelayedScaling` takes
-# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html), the third arm: it cuts a first spike, not its return.
+# **Diagnose it.** Nothing becomes NaN: numbers above the old maximum are cut to it. The loss does not tell: by the last batch's scale it
+# is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells. Transformer Engine's `DelayedScaling` takes
+# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html). Like the third arm it cuts a first spike, not
+# its return.
 #
-# SwiGLU's outliers broke an FP8 run with delayed scaling
-# [after 200 billion tokens](https://arxiv.org/abs/2409.12517); a scale a channel mended it.
+# SwiGLU's outliers broke an FP8 run with delayed scaling [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
 
 # %% [markdown]
 # ## Recap
 #
-# - Of normal numbers, E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
-# - Operands may have 8 bits, with NVFP4's whole recipe 4. Long sums and master weights stay wide.
-# - FP8 gave 4 to 50% more tokens a second in the pairs shown. Bytes fall by making SwiGLU's inside again; eight bits cut 43% of the rest.
-# - A scale too small cuts: count what is cut.
+# - With one scale E4M3 bears an outlier of 10,000; E2M1 is lost at 100 (normal numbers).
+# - Operands of products may have 8 bits, or 4 with NVFP4's whole recipe. Long sums and master weights stay wide.
+# - FP8 gave 4 to 50% more tokens a second in the pairs shown.
+# - A scale too small cuts without a NaN: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
 # [solution](../../solutions/advanced/20_eight_bits.ipynb).
@@ -559,8 +558,8 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # %% [markdown]
 # ## On Monday
 #
-# **1. Choose by GPU.** In `te.autocast(enabled=True, recipe=...)` layers like `te.Linear` take a recipe; `nn.Linear` ignores it
-# (not run here; torchao 0.18):
+# **1. Choose by GPU.** torchao's names are those of 0.18. Transformer Engine was not run here: its recipes go into
+# `te.autocast(enabled=True, recipe=...)` and reach layers like `te.Linear`, never `nn.Linear`.
 #
 # | GPU | start with | in Transformer Engine | in torchao |
 # |---|---|---|---|
@@ -570,11 +569,10 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # | B200, GB200, GB300 | blocks of 32 | `MXFP8BlockScaling()` | `prototype.moe_training.config` |
 # | the same, then | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | `prototype.moe_training.nvfp4_training` |
 #
-# A100 has no FP8 products: stay in bf16. `DelayedScaling()` cuts a first spike. It and `Float8CurrentScaling` round
-# gradients to E5M2 without `fp8_format=Format.E4M3`.
+# A100 has no FP8 products: stay in bf16. Avoid `DelayedScaling()` where tensors can grow.
 #
-# **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far is each linear layer's
-# product off in E4M3, by who shares a scale?
+# **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far off is each linear layer's product in E4M3, by who
+# shares a scale?
 #
 # ```python
 # import torch
@@ -621,34 +619,28 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #
 # Where one scale errs half as much again as blocks, take rows if they hold, else blocks.
 #
-# **3. Convert.** Have fp32 weights, and tokens a batch in multiples of 16.
+# **3. Convert, with torchao.** Start from fp32 weights, with tokens a batch in multiples of 16.
 #
 # ```python
 # import torch
 # from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 # from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
 #
-# sharded = torch.distributed.is_initialized()  # then `fully_shard` below; it gathers 8 bits
-# config = Float8LinearConfig(enable_fsdp_float8_all_gather=sharded)  # a scale a tensor; torchao's 8B on 8 H100: +25%
-# # a scale a row, 16 bits gathered, +10%: Float8LinearConfig.from_recipe_name("rowwise"); powers of two, gradients in E4M3
-# # here gradients are E5M2 by a tensor's scale; E4M3: cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn)
-# # CastConfig is in torchao.float8, too
+# sharded = torch.distributed.is_initialized()
+# config = Float8LinearConfig(enable_fsdp_float8_all_gather=sharded)  # a scale a tensor; FSDP gathers 8 bits
 #
 # def may_be_small(module, name):  # small products lose: these are torchao's bounds for H100; the head stays
 #     if not isinstance(module, torch.nn.Linear) or "lm_head" in name:
 #         return False
 #     outputs, inputs = module.weight.shape
 #     large = outputs > 1024 or inputs > 4096
-#     # a scale a row: outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)
 #     return large and outputs % 16 == inputs % 16 == 0
 #
 # convert_to_float8_training(model, config=config, module_filter_fn=may_be_small)
 # print(sum("Float8" in type(m).__name__ for m in model.modules()), "layers multiply in 8 bits")
-# # here: activation checkpointing, then
 # if not sharded:
-#     model.compile()  # in place, so names in its state_dict stay; fuses the casts, and torchao counts on it
-# # sharded, here: policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), or all else is gathered
-# # in 32 bits; block.compile() and fully_shard(block, mp_policy=policy) for each block, then fully_shard(model, mp_policy=policy)
+#     model.compile()  # in place, so names in its state_dict stay; it fuses the casts
+# # sharded: here checkpointing, block.compile() and fully_shard(block, mp_policy=policy) for each block, then for the model
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 # with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):
 #     loss = model(**batch).loss
@@ -661,6 +653,10 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # if not sharded or torch.distributed.get_rank() == 0:
 #     torch.save(weights, "weights.pt")  # wide weights under their old names: a model not converted loads them
 # ```
+#
+# - Sharded, take `policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
+# - A scale a row: `config = Float8LinearConfig.from_recipe_name("rowwise")`, which gathers 16 bits. torchao's bounds are then
+#   `outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)`.
 #
 # Compare the smoothed loss with a bf16 twin's, over all tokens you can pay.
 #

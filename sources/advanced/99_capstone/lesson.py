@@ -211,7 +211,7 @@ show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - s
 # **Both split parameters, gradients and moments N ways; activations stay whole** [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2
 # reduces in every backward, and ZeRO-3 also gathers parameters twice for every micro-batch** [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes") [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed is for a
 # configuration file, or states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). FSDP2 is for PyTorch code, tensor parallelism with sharded parameters, and checkpoints that any
-# number of ranks loads [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two").
+# number of ranks loads [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-How:-each-rank-writes-its-shard,-and-training-goes-on "on_two").
 #
 # *Fails:* you say ZeRO-3 shards activations.
 #
@@ -460,7 +460,7 @@ print(f"A10s win below ${hourly.usd_per_gpu_hour * a100s / a10s:.2f} an hour, an
 # | 1B on 8 x 8 | [14§6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15§6](15_design_studio.ipynb#6.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
 # | 175B, checkpoints | [16§2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b") | `lesson-16` | `lay_out` |
-# | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-How-often "RunPlan") | `lesson-16` | `survive` |
+# | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-How-often:-between-too-soon-and-too-late "RunPlan") | `lesson-16` | `survive` |
 # | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 #
 # </details>

@@ -11,9 +11,9 @@
 #
 # {{badges}}
 #
-# **Promise.** What brings a fine-tune of Llama-2-7B onto one card of 24 GB? With all weights trained, its states alone
-# take 107.8 GB. You build adapters and four-bit weights by hand, and add checkpointing. A map then says which of the three
-# your longest text needs, and you write the script.
+# **Promise.** Trained in full, Llama-2-7B needs 107.8 GB for its states alone. You bring its fine-tune onto one card of
+# 24 GB by adapters and four-bit weights, both built by hand, and by checkpointing. A map says which of the three your
+# longest text needs, and a script trains the model.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,10 +22,12 @@
 # %% [markdown]
 # ## A bet
 #
-# You fine-tune Llama-2-7B by `peft`: weights in four bits, fp32 adapters of rank 16 on all matrices of its blocks, bf16
-# autocast, no checkpointing, two texts of 1,024 tokens. Four bits are half a byte, so seven billion weights should take
-# 3.5 GB. What is the *peak* of such a step, in GB? From LoRA beside 16-bit weights, which one change brings four such
-# texts onto the card at once: four bits, or checkpointing?
+# You fine-tune Llama-2-7B with `peft`. Its weights are frozen in four bits, half a byte each, together 3.5 GB. Small
+# trained matrices of rank 16 in fp32, *adapters*, stand beside every matrix of its blocks. A step takes two texts of 1,024 tokens
+# under bf16 autocast, without checkpointing. How many GB does it take at its *peak*?
+#
+# Beside weights in 16 bits, four such texts are too many for 24 GB. Which one change makes room for them: four-bit
+# weights, or checkpointing?
 
 # %%
 my_bet_gb = 3.5
@@ -87,9 +89,9 @@ if torch.cuda.is_available() and here.dtype is torch.float16:
 # %% [markdown]
 # ## 1. The states sheet
 #
-# Lesson 01 counted 16 bytes per parameter for training with Adam: parameter, gradient, fp32 copy, two *moments*
-# (running means). **QLoRA** is LoRA beside weights that are *packed*, which here means rounded to four bits.
-# New words: [glossary](../00_glossary.ipynb).
+# Lesson 01 counted 16 bytes for each parameter that Adam trains: parameter and gradient in 16 bits, a copy in fp32, and
+# two *moments*, which are running means. **LoRA** freezes the parameters and trains adapters instead. **QLoRA** also
+# *packs* the frozen weights, here into four bits. New words: [glossary](../00_glossary.ipynb).
 
 # %%
 shape = model_shape("llama-2-7b")
@@ -110,18 +112,18 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
      alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in sheet.items()))
 
 # %% [markdown]
-# **Read it.** The full sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every
-# weight moves*. A frozen weight needs neither. Eight-bit moments would shorten the first bar alone.
-# You build the two short bars now; no bar has activations yet.
+# **Read it.** With all weights trained, the states fill more than four cards. A frozen weight needs neither gradient nor
+# optimizer state, so LoRA leaves 14.1 GB; packed weights leave 4.5 GB. Eight-bit moments shorten the first bar alone. No
+# bar has activations yet.
 #
 # ## 2. LoRA by hand
 #
-# Keep W frozen and learn an *adapter*, a difference of low rank, beside it:
+# LoRA learns a difference of low rank r beside each frozen matrix W, the product of two thin matrices:
 #
 # $$y = W x + \frac{\alpha}{r} B A x, \qquad A \in \mathbb{R}^{r \times \text{in}},\;
 # B \in \mathbb{R}^{\text{out} \times r}$$
 #
-# B starts at zero: the first step begins where the frozen model stands.
+# B starts at zero, so the first step begins where the frozen model stands.
 
 # %%
 class Lora(nn.Module):
@@ -136,7 +138,7 @@ class Lora(nn.Module):
         return self.frozen(x) + self.scale * self.up(self.down(x))
 
 # %% [markdown]
-# The same small Llama twice: once with your layer, once with `peft`, whose random A is copied to yours.
+# Is that what `peft` does? Train the same small Llama twice, with your layer and with `peft`'s, from the same A.
 
 # %%
 config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4, use_cache=False)
@@ -172,7 +174,7 @@ print(f"twenty steps, largest relative difference of the losses {largest:.1e}")
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start values"
 
 # %% [markdown]
-# **Read it.** Your ten lines compute what `peft` computes. Now the memory of a step:
+# **Read it.** The losses agree. Now the peak of a step, first with all weights trained, then with your adapters:
 
 # %%
 full, peaks = LlamaForCausalLM(config).to(device), []
@@ -187,34 +189,36 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is {100 *
 
 # %% [markdown]
 # **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Both peaks lie where backward begins:
-# no gradient is alive yet, and most bytes are activations. What does one block of Llama-2-7B *keep* until backward?
-# (*Checkpointed*: it is computed again in backward, [lesson 05](05_checkpointing.ipynb).)
+# no gradient is alive yet, and most bytes are activations.
+#
+# So what does a block *keep* until backward? In the figure's last bar it is *checkpointed*: computed again in backward
+# ([lesson 05](05_checkpointing.ipynb)).
 
 # %%
 arms = {"all weights trained,\nfp32": {}, "LoRA: query, value": {"targets": ["q_proj", "v_proj"]},
         "LoRA: all matrices": {"targets": "all-linear"}}
-packed_arm = {"targets": "all-linear", "packed": True}
-arms |= {"QLoRA: all matrices": packed_arm, "QLoRA, no autocast": packed_arm | {"autocast": False}} if four_bits else {}
+arms |= {"QLoRA: all matrices": {"targets": "all-linear", "packed": True}} if four_bits else {}
 arms |= {"LoRA or QLoRA,\ncheckpointed": {"targets": "all-linear", "checkpointed": True}}
 kept = {name: kept_by_block(llama_config(shape, num_hidden_layers=2), **how) for name, how in arms.items()}
-show(draw_kept(kept, "One block of Llama-2-7B: rank 16, flash attention, autocast but once"),
+show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash attention"),
      alt="; ".join(f"{' '.join(name.split())}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
 
 # %% [markdown]
-# - A linear layer keeps its input for the gradient of its weight. Frozen, it keeps none.
-# - Norms, attention and activation function keep theirs: backward passes through them on its way to the adapters.
-# - A trained norm also keeps its normalized input: the other 33 KB of the first bar.
-# - An adapter is trained and keeps its input. On query and value alone that is less, but QLoRA's authors needed all
-#   linear layers to match full fine-tuning (published: QLoRA, section 4).
-# - Beside a 16-bit layer `peft` casts the input to fp32, and autocast casts it back: a copy for each adapter. Beside a
-#   packed layer under autocast it does not: query, key and value share one input, gate and up another.
-# - A checkpointed block keeps its own input alone.
+# **Read it.** With adapters a block keeps about a third less at best. Checkpointed it keeps next to nothing.
+#
+# - A trained linear layer keeps its input, for the gradient of its weight. A frozen one does not.
+# - Norms, attention and activation function keep theirs: backward passes through them on its way to the adapters. A
+#   trained norm keeps more.
+# - An adapter keeps its input too. On query and value alone that is less, but QLoRA's authors needed all linear layers
+#   to match full fine-tuning (published: QLoRA, section 4).
+# - Beside a 16-bit layer each adapter keeps a copy of its own. Beside a packed layer, under autocast, query, key and value
+#   share one.
 #
 # ## 3. Four bits by hand
 #
-# A frozen weight is only read, so it may be coarse. **NF4** stores each weight as one of sixteen levels. Trained weights
-# are close to a normal distribution (published: QLoRA, appendix F), so the levels are its quantiles: dense near zero.
-# Each block of 64 weights is first divided by its largest magnitude.
+# A frozen weight is only read, so it may be coarse. **NF4** stores it as one of sixteen levels. Trained weights are close
+# to a normal distribution (published: QLoRA, appendix F), so the levels are its quantiles, dense near zero. First, each
+# block of 64 weights is divided by its largest magnitude, the block's *scale*.
 
 # %%
 def quantiles(count):
@@ -247,13 +251,13 @@ def error(table, block=64):
 print(f"mean error: even steps and one scale {error(even, weight.numel())}, in blocks of 64 {error(even)}; NF4 in blocks {error(levels)}")
 
 # %% [markdown]
-# **Read it.** Every block but one has a smaller largest weight than the whole matrix, so its steps are finer. NF4's levels
-# lower the error further, here on the normal distribution that they were made for.
+# **Read it.** Blocks nearly halve the error: the largest weight of a block is mostly smaller than that of the matrix, so
+# its steps are finer. NF4's levels lower it further, on the distribution that they were made for.
 #
 # ### Double quantization
 #
-# An fp32 scale for each 64 weights is half a bit a weight. So the scales are quantized too: their mean off, then eight
-# bits each (the library's levels are `dynamic_levels()`), with one scale for 256 of them:
+# An fp32 scale for each 64 weights adds half a bit to each. So the scales are stored in eight bits too, less their mean,
+# with one scale for 256 of them.
 
 # %%
 codes, scales = quantize(weight, levels)
@@ -276,15 +280,15 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
       f"16 bits, {packed_weights / GB:.1f} GB ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** Scales, and the layers that stay in 16 bits (embeddings, and the *head*, the matrix onto the vocabulary),
-# raise 3.4 GB to 3.9 GB. In a step each product unpacks its weight, uses
-# it and drops it; backward unpacks it again.
-# [Lesson 08](08_smaller_weights.ipynb) measures what four bits cost in quality.
+# **Read it.** You pack as `bitsandbytes` does. The model takes 3.9 GB and not 3.4: scales take room, and the embeddings
+# and the *head*, the matrix that scores the vocabulary, stay in 16 bits. In a step each product unpacks its weight, uses it
+# and drops it. [Lesson 08](08_smaller_weights.ipynb) measures what that costs in quality.
 #
 # ## 4. The whole run
 #
-# Now four functions, first on a small base, in section 5 for the real 7B. The task: from the first line of a function,
-# write what it does. The loss counts **the answer alone**: labels of the prompt are -100.
+# Four functions read texts, build the model, train it and merge it, here on a small base. The task: from the first line of
+# a Python function, write what it does. The loss counts **the answer alone**: each token of the prompt has the label -100,
+# which it ignores.
 
 # %%
 folder = scratch_folder("lesson-06")
@@ -333,8 +337,8 @@ def finetune(base, pairs, output, longest, dtype=torch.bfloat16, **settings):
     return trainer
 
 # %% [markdown]
-# Only the adapters are saved. **Merging** adds (alpha / r) B A to W, so that inference pays nothing extra. The script
-# merges into the *16-bit* base, in the host's memory.
+# Only the adapters are saved. **Merging** adds (alpha / r) B A to W and leaves a plain model. The script merges into the
+# *16-bit* base.
 
 # %%
 def merge(base, adapter, output):
@@ -344,8 +348,7 @@ def merge(base, adapter, output):
     AutoTokenizer.from_pretrained(base).save_pretrained(output)
 
 # %% [markdown]
-# `run_ranks` starts `Trainer` in a process of its own, with the GPU hidden. A CPU without bf16 instructions trains in
-# fp32, without autocast.
+# `run_ranks` starts `Trainer` in a process of its own, with the GPU hidden.
 
 # %% jupyter={"source_hidden": true}
 TRAINED_IN = torch.bfloat16 if has_native_dtype("cpu", torch.bfloat16) else torch.float32  # emulated, it is many times slower
@@ -386,29 +389,30 @@ if four_bits:
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** The adapters learned beside *rounded* weights. Merged into the 16-bit base they meet weights that they never
-# saw; unpacking the four-bit base first (`dequantize()`) keeps those they know. Here the three losses lie within 0.0007. A 7B may differ: evaluate the
-# model that you will serve.
+# **Read it.** The adapters learned beside *rounded* weights, and in the 16-bit base they meet others. To keep those that
+# they know, unpack the four-bit base by `dequantize()` and merge into it. Here the three losses lie within 0.0007. A 7B may
+# differ: evaluate the model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
-# Now the step that `Trainer(bf16=True)` takes, with the same libraries, as if on a GPU: its tensors have shapes and no
-# numbers ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and `extrapolate` extends it to
-# 32. A card ran two other models, with random weights, by older versions of these libraries:
+# Now the step of `Trainer(bf16=True)` for 7B, with the same libraries on a simulated GPU: its tensors have shapes and no
+# numbers ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and `extrapolate` extends it to 32.
+# First beside a real card, which ran two other models:
 
 # %%
 CARD, runs = "RTX 4090", beside_recorded(bool(four_bits))
-margin = (runs["reserved, recorded"] / runs["reserved, simulated"]).max()
+over = (runs["reserved, recorded"] / runs["reserved, simulated"]).groupby(runs["method"]).max()
+margin = over.max()
 display(runs.style.format(precision=2).hide().set_caption(f"GB: every LoRA and QLoRA run that was recorded ({RECORDED_ON})"))
-print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['peak, simulated']).max():.4f}, reserved {margin:.3f}")
+print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['peak, simulated']).max():.4f};",
+      "reserved", *(f"{most:.3f} ({method})" for method, most in over.items()))
 
 # %% [markdown]
-# **Read it.** The peaks agree. The allocator *reserved* more than in its simulation, so below you leave that much room.
-# At each peak three fp32 copies of the *logits* are alive, the scores of all words: here 152,064 and 128,256, in
-# Llama-2 32,000.
-# A loss in chunks shrinks them (lesson 05).
+# **Read it.** The peaks agree. The allocator *reserved* more on the card, most with packed weights: packing ran there and
+# left gaps, and the simulation begins after it. Below, every way leaves that larger margin free.
 #
-# Now Llama-2-7B in four ways (`scripted` builds model and optimizer):
+# At each peak three fp32 copies of the *logits*, the scores of all words, are alive. Llama-2 knows 32,000 words, these
+# models four times as many or more: simulate your own. Now Llama-2-7B in four ways:
 
 # %%
 def peak(way, texts, length=1024, padded=False, **changes):
@@ -426,7 +430,7 @@ card, lines = find_device(CARD), {name: [*some.values()] for name, some in found
 outside = outside_allocator_bytes()
 half, usable_bytes, twice = (int((card.memory_bytes - factor * outside - 4 * adapters) / margin) for factor in (0.5, 1, 2))
 print(f"{CARD}, sold as 24 GB: {card.memory_bytes / GIB:.1f} GiB, {card.memory_bytes / GB:.1f} GB. Less {outside / GB:.2f} beside the",
-      f"allocator (recorded, H200), {4 * adapters / GB:.2f} for gradients that earlier micro-batches left, and the margin above: {usable_bytes / GB:.1f} GB")
+      f"allocator (recorded, H200) and {4 * adapters / GB:.2f} for gradients that earlier micro-batches left, divided by {margin:.3f}: {usable_bytes / GB:.1f} GB")
 print("longest text of LoRA alone, with half of that beside it {:,.0f} tokens, with twice {:,.0f}".format(
     *(most_items(lines["LoRA"], limit) for limit in (half, twice))))
 if four_bits:
@@ -442,14 +446,13 @@ figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four text
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
 # %% [markdown]
-# **Read it.** The hollow square, a single long text, lies close to its line: here the tokens nearly decide alone. Four bits lower a line; checkpointing makes it flatter. QLoRA's is flatter
-# than LoRA's, as it keeps fewer copies (section 2).
+# **Read it.** A line says what the card must hold for so many tokens at once. Its ring shows where the usable memory is
+# full. Four bits lower a line, checkpointing makes it flatter.
 #
-# The script pads shorter texts. Their mask rules out PyTorch's flash attention. Its memory-efficient kernel runs instead,
-# and keeps a bf16 copy of the mask in each block: 0.61 GB in all, mostly within what
-# was reserved.
+# Stay below the rings. The hollow square, a single text, lies 0.17 GB above its line of several. If such a text is padded,
+# 0.70 GB more are reserved, as its mask rules out PyTorch's flash attention.
 #
-# A batch of 16 texts can go through the card in *micro-batches* whose gradients add up; a single text cannot be cut.
+# A batch can go through the card in *micro-batches* whose gradients add up. A single text cannot be cut:
 
 # %%
 rows = {}
@@ -465,19 +468,16 @@ for name, way in ways.items():
 display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: bytes and tokens simulated, seconds predicted (lesson 15)"))
 
 # %% [markdown]
-# **Read it.** *Longest text* is read off the lines. The hollow square lay 0.18 GB above its own, so round down. Take the
-# first row that holds yours:
+# **Read it.** *Longest text* is where the ring lies. Take the first row that holds yours:
 #
-# 1. **LoRA alone**, one text at a time: no weight loses its 16 bits, nothing is computed twice.
-# 2. **QLoRA**: weights are rounded to four bits. The update is *predicted* to take about as long, in half as many
-#    micro-batches.
-# 3. **LoRA with checkpointing**: weights keep 16 bits, and the update takes longer.
-# 4. **QLoRA with checkpointing**: both, for a smaller card. Llama-2 reads 4,096 tokens at most.
+# 1. **LoRA alone**, one text at a time: no weight loses its 16 bits, nothing is computed twice. Texts of 1,024 tokens leave
+#    five to spare, and none if twice as much lies beside the allocator: too close.
+# 2. **QLoRA**: weights are rounded to four bits. The update is *predicted* to take about as long.
+# 3. **LoRA with checkpointing**: weights keep 16 bits, the update takes longer. All that Llama-2 can read fits: 4,096
+#    tokens.
+# 4. **QLoRA with checkpointing**: for a smaller card. One of 12 GB cannot hold 16-bit weights.
 #
-# On this card, where the second fits, so does the third: choose between rounding and time. A card of 12 GB cannot hold
-# 16-bit weights (13.5 GB).
-#
-# Beside frozen weights, a second forward adds half to the matrix work. The bet:
+# Where the second row fits, so does the third: choose between rounding and time. The bet:
 
 # %%
 if four_bits:
@@ -488,11 +488,12 @@ if four_bits:
           *(name for name in ("QLoRA", "LoRA + checkpointing") if found[name][4096].reserved_bytes < usable_bytes))
 
 # %% [markdown]
-# **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: activations are most of the peak. *Cast weights* are bf16 copies of the
-# adapters, *temporaries* two copies of the logits, *kept beside the model* the scales of the four bits. *Activations* are
-# 171 KB x 32 blocks x 2,048 tokens, 11.2 GB, and the logits' third copy.
+# **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: activations fill the card. They are 171 KB (section 2) x 32 blocks x
+# 2,048 tokens, 11.2 GB, and a copy of the logits. So checkpointing makes room for four texts, and four bits do not.
+# *Temporaries* are two more copies of the logits, *cast weights* bf16 copies of the adapters, and *kept beside the model*
+# are the scales of the four bits.
 #
-# Unpacking takes the same time for few tokens and for many, so its share depends on the micro-batch:
+# Four bits also cost time. Unpacking takes as long for few tokens as for many, so its share depends on the micro-batch:
 
 # %%
 for texts, length in ((1, 512), (4, 1024)):
@@ -503,22 +504,20 @@ for texts, length in ((1, 512), (4, 1024)):
 print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: litgpt, Llama-2-7B, A100, 1,000 micro-batches in 3.83 for 2.36 min)")
 
 # %% [markdown]
-# **Read it.** On 4,096 tokens the predicted delay is small, even at twice the planner's time. The published one exceeds
-# them, but is of 2023 (PyTorch 2.1, bitsandbytes 0.41.1), with smaller adapters and other lengths: time your step
-# both ways.
+# **Read it.** For 4,096 tokens the predicted delay is small, even at twice the planner's time for unpacking. The
+# published one is far larger, with versions of 2023, smaller adapters and other lengths. Time your step both ways.
 #
 # ### The scenario as asked: a script for a real card
 #
-# *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4 in a file do the first three of these four. Accept the model's licence on the Hub and log in (`hf auth login`) first. A line of
+# *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4, in one
+# file, do the first three. First accept the model's licence on the Hub and log in (`hf auth login`). A line of
 # `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
-# By the table, texts of 1,024 need LoRA alone: in `qlora` omit `quantization_config` and the checkpointing line, and
-# ask for 16 micro-batches of 1. By its line that leaves 87 tokens, and none if twice as much lies beside the allocator:
-# then, or for more room, keep one of the two.
+# The script packs and checkpoints. By the table, texts of 1,024 tokens need only one of the two. For weights in 16 bits,
+# omit `quantization_config` in `qlora`. For a shorter update, omit the checkpointing line, and take 8 micro-batches of 2.
 #
-# ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over ranks. Of adapters these are half a
-# GB, so two cards train by plain data parallelism (the script then takes 32 texts an update). ZeRO-3 and FSDP
-# ([lesson 09](09_sharding.ipynb)) also divide frozen weights: 13.5 GB in 16 bits.
+# ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over cards. Of adapters these are half a GB:
+# plain data parallelism is enough. ZeRO-3 and FSDP ([lesson 09](09_sharding.ipynb)) also divide frozen weights.
 
 # %%
 second_bytes = found[list(ways)[-1]][4096].peak_bytes + 4 * adapters  # from the second micro-batch on gradients are there
@@ -527,7 +526,7 @@ here.write_script("finetune.py", imports(), tokenized, qlora, finetune, merge, M
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# PEFT's guide to quantization calls `prepare_model_for_kbit_training` on a packed model. What does it do to the
+# PEFT's guide to quantization calls `prepare_model_for_kbit_training` on a packed model. What does that do to the
 # script's step?
 
 # %%
@@ -538,13 +537,11 @@ if four_bits:
     print(f"GB, {Evidence.SIMULATED}", table[table.max(axis=1) > 0.005].round(2).to_string(), sep="\n")
 
 # %% [markdown]
-# **Diagnose it.** It turns all that is not packed into fp32. Embeddings and head double (*parameters*), and autocast
-# makes a bf16 copy of the head (*cast weights*). The sum that runs through all blocks is fp32 too, and so is what
-# each checkpointed block keeps of it (*activations*).
+# **Diagnose it.** Everything that is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes
+# a bf16 copy of the head (*cast weights*). What each checkpointed block keeps is fp32 too (*activations*).
 #
-# By default the call also turns checkpointing on. Where bf16 trains stably, leave the call out, and
-# keep the script's line `model.gradient_checkpointing_enable({"use_reentrant": False})`. Without both, four texts take
-# 28.3 GB instead of 7.1.
+# By default the call also turns checkpointing on. Where bf16 trains stably, leave it out, but keep the script's line
+# `model.gradient_checkpointing_enable({"use_reentrant": False})`. With neither, four texts take 28.3 GB instead of 7.1.
 #
 # ## Recap
 #
@@ -572,8 +569,8 @@ if four_bits:
 # ## On Monday
 #
 # **Plain PyTorch, no library.** `model` is yours, `blocks` the list of its blocks (`model.model.layers` in a Llama). Write
-# the names of your linear layers in place of `q_proj`, `v_proj`; call `step` for each batch, and evaluate under its autocast
-# too: the adapters are fp32, the rest bf16.
+# the names of your linear layers in place of `q_proj`, `v_proj`. Call `step` for each batch. Evaluate under its autocast
+# too, because the adapters are fp32 and the rest is bf16.
 #
 # ```python
 # from functools import partial
@@ -620,8 +617,8 @@ if four_bits:
 #     return loss.item()
 # ```
 #
-# **transformers, peft.** `model_name` is a folder or a name on the Hub. Without `packing` the weights stay in bf16, and
-# on the CPU: add `.to("cuda")`. `step` is the first block's, or give `model` to
+# **transformers, peft.** `model_name` is a folder or a name on the Hub. Without `packing` the weights stay in bf16 and on
+# the CPU, so add `.to("cuda")`. For `step` take the first block's, or give `model` to
 # `Trainer(..., args=TrainingArguments(..., bf16=True))`:
 #
 # ```python
@@ -641,7 +638,6 @@ if four_bits:
 # optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
 # ```
 #
-# **Look at** the trained share and the peak of a step:
-# `torch.cuda.reset_peak_memory_stats()`, two steps, `torch.cuda.max_memory_allocated()`; again with twice the
-# tokens. A token adds about 0.7 MB. If it adds 5 MB by the first block, or 6 by the second,
-# checkpointing is off.
+# **Look at** the trained share, and at the peak of a step: `torch.cuda.reset_peak_memory_stats()`, two steps,
+# `torch.cuda.max_memory_allocated()`; again with twice the tokens. In Llama-2-7B a token adds about 0.7 MB. If it adds 5 MB
+# by the first block, or 6 by the second, checkpointing is off.

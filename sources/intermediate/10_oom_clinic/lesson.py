@@ -131,10 +131,10 @@ pd.DataFrame(shares).T
 # - **a.** *Would "in pieces" and "free" together have served the request?* The bytes are there, in pieces too small. EveryVoice's
 #   pieces are 1% of its card: a stands last.
 # - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library, NCCL, the CUDA context. **b2**: other
-#   processes; `nvidia-smi` names them. The tenth decides: at 5% EveryVoice has b1, at 20% lerf none.
+#   processes; `nvidia-smi` names them. At 5% EveryVoice has b1.
 # - **c.** *If not, the bytes are in use. Do they grow from step to step?* Something is kept. Count what is alive after each step.
-# - **d.** *If not, one moment is too large.* CADS asked twice for 72% of its card: one error says a, the other is 3% short of it.
-#   Cure a could serve the first; the second must ask for, or hold, less.
+# - **d.** *If not, one moment is too large.* CADS asked twice for 72% of its card. Its pieces and free bytes
+#   would have been enough the first time, and were 3% short the second time.
 #
 # **Your turn.** The seven complaints and loops follow (without `zero_grad` and each step's loss), then what the meter found.
 # Which letter is each?
@@ -165,14 +165,18 @@ check("10.letters", letters)
 #
 # ## 2. Something is kept
 #
+# `kept_graph` and `forgotten_reference` hold more bytes from step to step.
+#
 # ### kept_graph
+#
+# The training loop adds up two sums over the steps:
 
 # %%
 script(patients["kept_graph"], "        for tokens in", "    return")
 
 # %% [markdown]
 # Neither sum is detached. **Question.** Which of the two keeps megabytes alive? Answer `"total_loss"`, `"total_size"`
-# or `"both"` before you look at the next cell.
+# or `"both"`.
 
 # %%
 which_sum = ...
@@ -230,8 +234,7 @@ print(f"{before['forgotten_reference'].bytes / MIB:.1f} MiB before, {detached.by
 assert detached.bytes == before["forgotten_reference"].bytes, "a detached tensor has the same storage"
 
 # %% [markdown]
-# **Diagnose it.** Not a byte: `.detach()` lets go of the graph and keeps the tensor. A maximum is 4 bytes (512 on a GPU). Read it
-# with `.item()` every hundred steps: each one makes the CPU wait for the GPU.
+# **Diagnose it.** Not a byte: `.detach()` lets go of the graph and keeps the tensor. A maximum is 4 bytes.
 #
 # Two places are the **notebook's own**: `Out[]` keeps what a cell's last line shows, and a failed cell's traceback keeps
 # its frames with every local variable. In a kernel of its own a step makes 64 MiB and fails. Are they still alive?
@@ -249,6 +252,8 @@ assert printed[-1] == "gone", "another error should push the failed step's trace
 # ([FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory)).
 #
 # ## 3. One moment is too large
+#
+# Four patients do not grow from step to step, and still go over: a single moment needs too much.
 #
 # ### validation
 #
@@ -404,6 +409,8 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 #
 # ### No CUDA error at all: the host
 #
+# A run can also die because the machine's own memory is full. Then the log says where to look:
+#
 # | the log says | what is full |
 # |---|---|
 # | `DataLoader worker is killed by signal: Bus error` ([5040](https://github.com/pytorch/pytorch/issues/5040)) | `/dev/shm`, by waiting batches; in Docker 64 MB without `--shm-size` |
@@ -456,7 +463,7 @@ show(here.root / "docs" / "memory_viz.png",
 # %% [markdown]
 # **Read it.** The difference names the norms, whose outputs the hook keeps. The viewer
 # [memory_viz](https://pytorch.org/memory_viz) opens such files: a row is a segment, white beside a colour a hole, a white row a
-# free segment. Here the run had no limit.
+# free segment.
 #
 # **Who holds it?** Python knows the tensors that it reaches, and what refers to each:
 
@@ -493,11 +500,9 @@ profiler.export_chrome_trace(str(trace := files / "large_vocabulary.json"))
 print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative_to(here.root)} opens in a browser")
 
 # %% [markdown]
-# **Read it.** The last three operations take one tensor of the logits' size in each call.
-#
 # **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)**:
-# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. Where nobody calls `empty_cache()`, `cudaFree` in
-# later steps says that the allocator ran dry, which `num_alloc_retries` counts.
+# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. In its timeline look for
+# `cudaFree` in later steps: the cache was given back.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
@@ -545,13 +550,16 @@ for name in patients:
     score("10", name, peak_bytes=after[name].bytes, evidence=Evidence.SIMULATED if patients[name].fragments else Evidence.MEASURED)
 
 # %% [markdown]
-# **Read it.** A smaller batch shrinks the logits and the long batch. Two leaks it postpones: with one step more they are over. A
-# validation's own batch, an optimizer's state and kept features it leaves alone. A minus is a patient made worse: recomputation
-# runs the hook of `forgotten_reference` again, and what it keeps then has a graph that no backward visits; in `fragmentation` it
-# stands beside what is kept anyway.
+# **Read it.** A smaller batch cures the logits and the long batch. It only postpones the two leaks: with one step more they
+# are over again. It hardly changes a validation's batch, an optimizer's state or kept features.
+#
+# A minus marks a patient made worse. Checkpointing runs the hook of `forgotten_reference` a second time, and the hook keeps
+# those outputs too, with a graph that no backward visits.
 
 # %% [markdown]
 # ## Recap
+#
+# Four questions come before any cure.
 #
 # - Ask: a. in pieces? b. outside of PyTorch? c. growing between steps? d. which moment?
 # - Then the general cures: precision (02), accumulation and checkpointing (05) shrink activations; a smaller optimizer (06)
@@ -577,7 +585,7 @@ for name in patients:
 # %% [markdown]
 # ## On Monday
 #
-# **Once, in either case:**
+# Log the bytes alive. **Once, in either case:**
 #
 # ```python
 # import os
@@ -668,5 +676,4 @@ for name in patients:
 # | d. a save of FSDP's weights | `StateDictOptions(full_state_dict=True, cpu_offload=True)` |
 # | d. activations | `gradient_checkpointing=True` |
 #
-# With several ranks one dies first, and torchrun ends the others: read its snapshot, and compare its lines with theirs. Often
-# its batch is longer, its stage larger, it gathers weights for a save, or other ranks' contexts stand on its card.
+# With several ranks one dies first, and torchrun ends the others: read its snapshot, and compare its lines with theirs.

@@ -22,36 +22,30 @@ FILE = Path(__file__).parents[1] / "growth.json"
 TWO = ("chunked loss", "checkpointing")
 LINES: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "chunked loss": TWO[:1],
-    "checkpointing": TWO[1:],
-    "both": TWO,
-    "both, checkpoints offloaded": (*TWO, "offload"),
-    "both, over a ring of 8": TWO,
-    "both, offloaded, over a ring of 8": (*TWO, "offload"),
-    "both, over a ring of 16": TWO,
-    "both, offloaded, MLP tiled": (*TWO, "offload", "tiled MLP"),
+    "chunked loss, checkpoints": TWO,
+    "checkpoints on the host": (*TWO, "offload"),
+    "on the host, MLP tiled": (*TWO, "offload", "tiled MLP"),
+    "ring of 8": TWO,
+    "ring of 8, on the host": (*TWO, "offload"),
+    "ring of 16": TWO,
 }
-DRAWN = tuple(name for name in LINES if name != "both, over a ring of 16")
-_OFFLOADED, _RING = "both, checkpoints offloaded", "both, over a ring of 8"
-_TILED, _BOTH_WAYS = "both, offloaded, MLP tiled", "both, offloaded, over a ring of 8"
+DRAWN = tuple(name for name in LINES if name != "ring of 16")
+_, _CHECKPOINTS, _HOST, _TILED, _RING, _RING_HOST, _RING_16 = LINES
 # Of each curve, at which lengths the picture writes its height, and on which side.
 TOLD = {
-    "plain": ("above", 2**17), "chunked loss": ("below", 2**17), "checkpointing": ("above", 2**17),
-    "both": ("above", 2**17), _OFFLOADED: ("below", 2**17, 2**18), _TILED: ("above", 2**18, 2**19),
-    _RING: ("above", 2**18, 2**19, 2**20), _BOTH_WAYS: ("below", 2**20),
+    "plain": ("above", 2**17), _CHECKPOINTS: ("above", 2**17), _HOST: ("above", 2**18),
+    _TILED: ("above", 2**18, 2**19), _RING: ("below", 2**19), _RING_HOST: ("below", 2**20),
 }  # fmt: skip
 # The rows of the last table: from what fits at 128k to what fits at 1M.
 VERDICT = (
-    ("both", 2**17), (_OFFLOADED, 2**17), (_RING, 2**17),
-    (_OFFLOADED, 2**18), (_TILED, 2**18), (_RING, 2**18),
-    (_TILED, 2**19), (_RING, 2**19),
-    (_RING, 2**20), (_BOTH_WAYS, 2**20), ("both, over a ring of 16", 2**20),
+    (_CHECKPOINTS, 2**17), (_HOST, 2**17), (_HOST, 2**18), (_TILED, 2**18), (_TILED, 2**19),
+    (_RING, 2**19), (_TILED, 2**20), (_RING, 2**20), (_RING_HOST, 2**20), (_RING_16, 2**20),
 )  # fmt: skip
 
 
 def ring_of(line: str) -> int:
     """How many GPUs share one sequence in one of `LINES`; 1 without a ring."""
-    return int(line.rpartition("ring of ")[2]) if "ring of " in line else 1
+    return int(line.removeprefix("ring of ").partition(",")[0]) if "ring of " in line else 1
 
 
 def simulated(line: str, tokens: int) -> Measurement:
@@ -62,20 +56,20 @@ def simulated(line: str, tokens: int) -> Measurement:
 
 
 def fits(reserved_bytes: int, room_bytes: int, above: float) -> str:
-    """GiB of a step with half, all and twice of a part more than it reserves, and whether each fits a GPU."""
-    with_room = [(part, (1 + part) * reserved_bytes) for part in (above / 2, above, 2 * above)]
-    return ", ".join(
-        f"+{part:.0%} {size / 2**30:.0f} {'fits' if size < room_bytes else 'no'}"
-        for part, size in with_room
+    """Whether a step fits a GPU with half, with all and with twice of a margin above what it reserves."""
+    return "".join(
+        f"{'fits' if (1 + part) * reserved_bytes < room_bytes else 'no':>6}"
+        for part in (above / 2, above, 2 * above)
     )
 
 
 def on_host_bytes(line: str, tokens: int) -> int:
-    """Bytes of blocks' inputs that one GPU keeps in host memory, in one of `LINES`."""
+    """Bytes of blocks' inputs that one GPU pins in host memory, in one of `LINES`: each a power of two."""
     if "offload" not in LINES[line]:
         return 0
     shape = model_shape(MODEL)
-    return shape.layers * tokens // ring_of(line) * shape.hidden * BF16_BYTES
+    one_bytes = tokens // ring_of(line) * shape.hidden * BF16_BYTES
+    return shape.layers * 2 ** (one_bytes - 1).bit_length()
 
 
 def is_the_same(found_bytes: int, kept_bytes: int) -> bool:
