@@ -26,7 +26,6 @@ CONVOLUTIONS = (
 SKIPPED = ("torchvision resnet50", "torchvision resnet152", "torchvision googlenet")
 # Known to be off, and by how much at most: what they take more or less is not explained.
 OFF = {
-    "T5": 0.14,
     "torchvision vit_b_16": 0.022,
     "peft BOFT": 0.15,
     "Wav2Vec2 with CTC": 0.04,
@@ -62,7 +61,7 @@ def test_simulated_over_recorded(name: str) -> None:
 
 # Half of all: to half a percent, most of them to a few KiB.
 EXACT = (
-    "GPT-2", "OPT", "BLOOM", "DistilBERT", "Whisper", "CLIP", "ModernBERT", "ConvNeXt", "LSTM", "GRU", "RNN",
+    "T5", "GPT-2", "OPT", "BLOOM", "DistilBERT", "Whisper", "CLIP", "ModernBERT", "ConvNeXt", "LSTM", "GRU", "RNN",
     "distillation", "EMA by deepcopy", "AveragedModel", "checkpoint", "checkpoint, reentrant", "save_on_cpu",
     "accelerate", "torch.compile", "paged optimizer", "QLoRA with Linear4bit", "peft LoRA", "peft rsLoRA",
     "peft IA3", "peft OFT", "peft LoHa", "peft LoKr", "peft AdaLoRA", "peft LN tuning", "peft prompt tuning",

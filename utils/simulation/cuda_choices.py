@@ -80,10 +80,12 @@ def attention(
 
     Flash attention for 16-bit types without a mask, then the memory-efficient kernel; either
     keeps the output and one fp32 log-sum-exp per query row, never the matrix of scores. What
-    neither takes (grouped keys with a mask or in fp32, odd widths, other than four dimensions) goes
-    through plain operations (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
-    `can_use_flash_attention` and `can_use_mem_efficient_attention`). A boolean mask is copied to
-    the query's type first (attention.cpp, `convert_boolean_attn_mask`).
+    neither takes (grouped keys with a mask or in fp32, odd widths, other than four dimensions, rows
+    that do not lie in one piece) goes through plain operations
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `can_use_flash_attention` and
+    `can_use_mem_efficient_attention`), and so does a mask that is trained, as T5's: an H200's
+    allocator counted that step to 7 KB so, and 13% more than with the kernel. A boolean mask is copied
+    to the query's type first (attention.cpp, `convert_boolean_attn_mask`).
     Shapes: (batch, heads, sequence, head width).
     """
     low, four = query.dtype in _LOW, query.dim() == key.dim() == value.dim() == 4
@@ -91,7 +93,9 @@ def attention(
         return _flash(query, key, value, dropout_p, is_causal, scale)
     mask = _as_numbers(attn_mask, query.dtype)
     same_heads = four and query.shape[1] == key.shape[1] == value.shape[1]
-    if same_heads and query.dtype is not torch.float64 and _aligned_heads(query, value):
+    fits = query.dtype is not torch.float64 and _aligned_heads(query, value)
+    is_trained = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    if same_heads and fits and not is_trained and _has_whole_rows(query, key, value, mask):
         return _efficient(query, key, value, mask, dropout_p, is_causal, scale)
     out = aten._scaled_dot_product_attention_math(
         query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
@@ -122,6 +126,11 @@ def _flash(
     return out[0][..., :width] if short else out[0]
 
 
+def _has_whole_rows(*tensors: torch.Tensor | None) -> bool:
+    """`check_last_dim_stride_equals_1_dense` of aten/src/ATen/native/transformers/sdp_utils_cpp.h."""
+    return all(tensor is None or tensor.stride(-1) == 1 for tensor in tensors)
+
+
 def _aligned_heads(query: torch.Tensor, value: torch.Tensor) -> bool:
     elements = 8 if query.dtype in _LOW else 4
     return query.shape[-1] % elements == 0 and value.shape[-1] % elements == 0
@@ -138,7 +147,7 @@ def _efficient(
 ) -> torch.Tensor:
     trains = any(part.requires_grad for part in (query, key, value))
     if mask is not None:
-        if any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
+        if any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]):
             last = mask.shape[-1]
             mask = F.pad(mask, (0, MASK_ALIGNMENT - last % MASK_ALIGNMENT))[..., :last]
         mask = mask.expand(*query.shape[:3], key.shape[2])

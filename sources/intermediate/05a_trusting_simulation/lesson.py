@@ -301,7 +301,7 @@ show(draw_timeline(llama), alt="Simulated memory of a 7B step with adapters: a w
 # %%
 ratios = recorded_ratios()
 show(draw_ratios(ratios), alt="A point a program, in rows by family, at simulated over recorded peak. GPT, Llama and nearly all adapters "
-     "lie on 1; T5, BOFT, GANs and segmentation lie 5 to 17 percent low.")
+     "lie on 1; BOFT, GANs and segmentation lie 5 to 17 percent low.")
 same = ratios[ratios["same step"]]
 off = same["ratio"] - 1
 print(f"{len(same)} of {len(ratios)} programs ran the same step; {(off.abs() < 0.005).sum()} of these are within 0.5%")
@@ -314,11 +314,12 @@ found.sort_values("lowest (%)", ascending=False).round(2)
 # %% [markdown]
 # **Read it.** GPT, Llama and nearly all adapters, fine-tunes and training loops lie on 1. Convolutional networks lie on
 # both sides, and GANs and segmentation far to the left. How much working memory their library cuDNN takes is not
-# simulated. T5, BOFT and Adafactor lie 4 to 15% low, and we cannot say why. Hollow points ran another step on the card
-# than in the simulation, so the table leaves them out.
+# simulated. BOFT and Adafactor lie 4 to 15% low, and we cannot say why. Hollow points ran another step on the card than in
+# the simulation, so the table leaves them out.
 #
-# **Your first margin is the lowest of your family.** It is no bound: most families are small, and at least two rules, for
-# cuBLAS (the library of matrix products) and for Adafactor's loop, were corrected after these records.
+# **Your first margin is the lowest of your family.** It is no bound: most families are small, and at least three rules, for
+# cuBLAS (the library of matrix products), Adafactor's loop and attention with a trained mask (T5), were corrected after
+# these records.
 #
 # The simulations above are stored. Three of them run anew:
 
