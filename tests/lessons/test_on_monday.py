@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jupytext
 import pytest
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.deepspeed  # as transformers does, where DeepSpeed is i
 
 HEADING = "## On Monday"
 BLOCK = re.compile(r"^```(?:python|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Half a minute and more: launchers with their time limits, some hundred steps. `make soak` runs them.
+SLOW = (("03", 2), ("10", 1), ("12", 0), ("14", 0), ("16a", 1), ("17", 2))
 FOLDERS = {n: f for n, f in folders().items() if n[:2] != "00" and (f / "lesson.py").is_file()}
 
 
@@ -46,10 +49,16 @@ def test_a_lesson_ends_with_what_to_do(number: str) -> None:
     assert sorted(proofs(number)) == expected, f"{FOLDERS[number]}/monday.py: one function a block"
 
 
-def _runs() -> list[tuple[str, int]]:
+def _runs() -> list[Any]:
     # What is missing is told by the test above; here only what is there can be run.
     there = [number for number, folder in FOLDERS.items() if (folder / "monday.py").is_file()]
-    return [(number, place) for number in there for place in range(len(proofs(number)))]
+    found = [(number, place) for number in there for place in range(len(proofs(number)))]
+    return [pytest.param(*one, marks=[pytest.mark.slow] * (one in SLOW)) for one in found]
+
+
+def test_what_is_slow_is_there() -> None:
+    assert {number for number, _ in SLOW} <= set(FOLDERS)
+    assert all(f"block_{place + 1}" in proofs(number) for number, place in SLOW)
 
 
 @pytest.mark.parametrize(("number", "place"), _runs())

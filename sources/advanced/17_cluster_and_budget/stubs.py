@@ -22,6 +22,9 @@ from utils.files import scratch
 NODES, RANKS = 2, 4
 JOB_NUMBER = "4711"
 SECONDS = 20.0
+READY_SECONDS = (
+    0.5  # for a shell that sets its trap once its ranks run: on a busy machine they may come first
+)
 
 STUBS = {
     # Starts the tasks of all nodes at once, as Slurm would; a signal goes to each task's first process or group.
@@ -219,6 +222,7 @@ def _send(signal_to: str, script: subprocess.Popen[bytes], folder: Path) -> None
     deadline = time.monotonic() + SECONDS
     while signal_to and script.poll() is None and time.monotonic() < deadline:
         if len(_lines(folder / "ranks")) == RANKS:
+            time.sleep(READY_SECONDS)
             if signal_to == "script":
                 script.send_signal(signal.SIGUSR1)
             else:
