@@ -22,9 +22,8 @@ from utils.files import scratch
 NODES, RANKS = 2, 4
 JOB_NUMBER = "4711"
 SECONDS = 20.0
-READY_SECONDS = (
-    0.5  # for a shell that sets its trap once its ranks run: on a busy machine they may come first
-)
+# For a shell that sets its trap once its ranks run: on a busy machine they may come first.
+READY_SECONDS = 0.5
 
 STUBS = {
     # Starts the tasks of all nodes at once, as Slurm would; a signal goes to each task's first process or group.
