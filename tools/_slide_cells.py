@@ -132,7 +132,14 @@ def is_short(cell: NotebookNode) -> bool:
     """Whether a room can read a cell's code and what it printed."""
     printed = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
     lines = len("\n".join([cell.source, *printed]).splitlines())
-    return bool(cell.outputs) and lines <= MOST_LINES and not cell.source.startswith("from utils")
+    rows = max((rows_of(o.get("data", {}).get("text/html", "")) for o in cell.outputs), default=0)
+    is_room = lines <= MOST_LINES and rows <= MOST_ROWS
+    return bool(cell.outputs) and is_room and not cell.source.startswith("from utils")
+
+
+def rows_of(shown: str) -> int:
+    """How many rows a table of HTML has below its heads."""
+    return shown.partition("<tbody")[2].count("<tr")
 
 
 def _without_code(cell: NotebookNode) -> NotebookNode:

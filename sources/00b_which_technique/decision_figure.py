@@ -35,7 +35,10 @@ LEGEND = (
     (LOOKS[Answer.CARDS], "several cards, all blocks recomputed (predicted)"),
 )
 SECONDS = "Card-seconds: of 1,000 tokens, all cards together (predicted; of a T4 there are none)."
-BAR = "Bar: what a card then holds, of its usable memory. Line in it: what must not be passed, to leave 12% of the need free."
+BAR = (
+    "Bar: what a card then holds, of its usable memory. Line in it: what must not be passed, "
+    f"to leave {MARGIN:.0%} of the need free."
+)
 UNPROVEN = "† Memory alone: we know of no PyTorch library that trains 4-bit weights so."
 HATCH_COLOR = "#b5aea6"
 WIDE = 36  # characters of a line within a square

@@ -38,7 +38,7 @@ class Answer(StrEnum):
     """What a square says, in a word."""
 
     FITS = "fits"
-    CURE = "cure"
+    CURE = "with a change"
     CARDS = "several cards"
     NONE = "none"
 
@@ -126,6 +126,12 @@ def seconds_word(card_seconds: float | None) -> str:
     return "not predicted" if card_seconds is None else f"{card_seconds:.2g}"
 
 
+def price_word(card_seconds: float | None) -> str:
+    """The same within a sentence."""
+    word = seconds_word(card_seconds)
+    return f"seconds {word}" if card_seconds is None else f"{word} card-seconds"
+
+
 @dataclass
 class Deciding:
     """Squares of some models at one text length; a step is simulated once for all cards that run it alike.
@@ -195,11 +201,12 @@ def _instead(trials: Trials, recipe: Recipe, answer: Square) -> str:
         found = _tried(answer.card, trials, recipe, cures) if changes_numbers(cures) else None
         if found and _is_safe(found):
             other = _square(answer.model, Answer.CURE, found, answer.asked, cures)
-            return f"{other.how} (other numbers): {other.gib}, {seconds_word(other.card_seconds)}"
+            return f"{other.how} (other numbers): {other.gib}, {price_word(other.card_seconds)}"
     if answer.host_bytes < GIB:
         return ""
     other = _shared(trials, recipe, answer.model, answer.card, answer.asked)
-    return f"{other.cards} cards, {other.how}: {other.gib}, {seconds_word(other.card_seconds)}"
+    price = price_word(other.card_seconds)
+    return f"{other.cards} cards, {other.how}: {other.gib} a card, {price}"
 
 
 def _tried(card: str, trials: Trials, recipe: Recipe, cures: Iterable[Cure]) -> FitVerdict | None:

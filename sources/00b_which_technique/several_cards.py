@@ -119,10 +119,9 @@ def parts_of_a_card(
         rows.append({
             "cards": str(cards),
             "tensor parallel": str(ranks),
-            "fullest in": peak.phase,
             "states": f"{held / GIB:.1f} GiB",
             "all else": f"{(peak.reserved_bytes - held) / GIB:.1f} GiB",
-            "together, and 12%": f"{peak.reserved_bytes * (1 + MARGIN) / GIB:.1f} GiB",
+            f"together, and {MARGIN:.0%}": f"{peak.reserved_bytes * (1 + MARGIN) / GIB:.1f} GiB",
             "fits": "yes" if fits else "no",
         })  # fmt: skip
     return rows

@@ -20,7 +20,14 @@ from utils.catalog import device
 from utils.fitting import Recipe, Trials, fit_model, mixed_precision, model_config
 from utils.fitting.verdict import MARGIN, usable_bytes
 from utils.lessons.lesson_00b.decision_figure import draw_decisions
-from utils.lessons.lesson_00b.decisions import LEAST_BYTES, Answer, Deciding, Square, decide
+from utils.lessons.lesson_00b.decisions import (
+    LEAST_BYTES,
+    Answer,
+    Deciding,
+    Square,
+    decide,
+    price_word,
+)
 from utils.lessons.lesson_00b.repeated_heads import kept_scores, repeated_heads
 from utils.lessons.lesson_00b.several_cards import least_cards, parts_of_a_card, slower_links
 from utils.lessons.lesson_00b.ways import changes_numbers, room_bytes, ways
@@ -172,7 +179,7 @@ def test_each_answer_has_a_word_a_colour_and_a_hatch_and_no_square_is_missing() 
     assert len({(patch.get_facecolor(), patch.get_hatch()) for patch in patches}) == len(Answer)
     assert len({patch.get_hatch() for patch in patches}) == len(Answer), "in grey, too"
     words = {text.get_text() for text in figure.axes[0].texts}
-    assert {"fits", "cure", "1 cards", "none"} <= words
+    assert {"fits", "with a change", "1 cards", "none"} <= words
     other = Square("a/c", "full", "T4", Answer.FITS, "", 1.0, Evidence.SIMULATED, None)
     with pytest.raises(ValueError, match=r"No verdict for \('a/c', 'full', 'H100'\)"):
         draw_decisions([square("T4"), square("H100"), other], "One is missing")
@@ -182,7 +189,19 @@ def test_the_stored_picture_has_a_verdict_for_every_square() -> None:
     told = "".join(str(cell.get("outputs", "")) for cell in nbformat.read(PAGE, 4).cells)
     for model in ("Llama-3.2-1B", "Qwen2.5-7B", "Llama-3.1-70B"):
         for method, card in product(("full", "lora", "qlora"), CARDS):
-            assert re.search(rf"{model} {method} on {card}: ({'|'.join(Answer)}) ", told), card
+            assert re.search(rf"{model} {method} on {card}: ({'|'.join(Answer)}), ", told), card
+
+
+def test_the_margin_in_the_prose_is_the_one_that_decides() -> None:
+    text = "\n".join(c.source for c in nbformat.read(PAGE, 4).cells if c.cell_type == "markdown")
+    said = set(re.findall(r"\b(\d+%) of\s+its need|[Tt]he (\d+%)", text))
+    assert {number for pair in said for number in pair if number} == {f"{MARGIN:.0%}"}
+
+
+def test_another_answer_says_what_it_costs() -> None:
+    assert price_word(None) == "seconds not predicted" and price_word(0.114) == "0.11 card-seconds"
+    two_cards = Deciding(2048).square("meta-llama/Llama-3.2-1B", "full", "T4").instead
+    assert re.fullmatch(r"\d cards, .*: [\d.]+ GiB a card, seconds not predicted", two_cards)
 
 
 def test_what_is_to_be_typed_are_arguments_that_exist() -> None:

@@ -169,6 +169,15 @@ def kinds(*cells: NotebookNode) -> list[str]:
     return [cell.metadata["slideshow"]["slide_type"] for cell in made.cells]
 
 
+def table(rows: int) -> NotebookNode:
+    """A cell that shows a table, of which `text/plain` has one line."""
+    shown = f"<thead><tr></tr></thead><tbody>{'<tr><td>1</td></tr>' * rows}</tbody>"
+    data = {"text/html": f"<table>{shown}</table>", "text/plain": "<Styler>"}
+    return nbformat.v4.new_code_cell(
+        "display(table)", outputs=[nbformat.v4.new_output("display_data", data)]
+    )
+
+
 def test_headings_figures_and_short_cells_become_slides() -> None:
     long = nbformat.v4.new_code_cell(
         "\n" * 20, outputs=[nbformat.v4.new_output("stream", text="a")]
@@ -179,6 +188,9 @@ def test_headings_figures_and_short_cells_become_slides() -> None:
     assert kinds(heading(), words) == ["slide", "notes", "notes"], "prose is for the speaker"
     assert kinds(shows(IMAGE), short) == ["subslide", "subslide"]
     assert kinds(long, silent) == [], "what a room cannot read is left out"
+    rows = _slide_cells.MOST_ROWS
+    assert kinds(table(rows)) == ["subslide"]
+    assert kinds(table(rows + 1)) == [], "nor is a table drawn too small to be read"
 
 
 def test_a_slide_keeps_the_first_paragraph_tables_and_formulas() -> None:

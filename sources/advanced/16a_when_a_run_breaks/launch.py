@@ -16,9 +16,9 @@ def launch_command(*, linked: bool) -> str:
     patience = Patience()
     address = ADDRESSES[0].partition("/")[0] if linked else "127.0.0.1"
     meet = f"{address}:{PORT}" if linked else "$FOLDER/rendezvous"
-    settings = (
+    settings = (  # one word for a shell, though too long for one line
         f"store_type={'tcp' if linked else 'file'},is_host=true,"
-        f"keep_alive_interval={patience.keep_alive_seconds},keep_alive_max_attempt=3,"
+        f"keep_alive_interval={patience.keep_alive_seconds},keep_alive_max_attempt=3,\\\n"
         f"last_call_timeout={patience.last_call_seconds},join_timeout=600,read_timeout={patience.read_seconds}"
     )
     lines = (
