@@ -116,6 +116,13 @@ def sums_in_the_node(model: Any) -> list[Any]:
 
     state = _STATE.get()
     sharded = (module for module in model.modules() if isinstance(module, FSDPModule))
-    groups = (group for module in sharded for group in state(module)._fsdp_param_groups)
+    groups = (group for module in sharded for group in _groups(state(module)))
     sums = (group._partial_reduce_output for group in groups)
     return [each for each in sums if each is not None]
+
+
+def _groups(state: Any) -> list[Any]:
+    """A module's groups of parameters. Up to PyTorch 2.11 it has one, or None."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [group for group in (state._fsdp_param_group,) if group is not None]
