@@ -61,6 +61,11 @@ def test_a_verdict_on_ten_models_of_other_kinds(name: str) -> None:
     verdict(name, "lora", 512)
 
 
+@pytest.mark.parametrize("name", LONGEST)
+def test_a_text_that_is_too_long_is_refused_with_the_longest_that_is_not(name: str) -> None:
+    verdict(name, "full", 2048)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", LENGTHS)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])

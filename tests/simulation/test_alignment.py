@@ -160,6 +160,17 @@ def test_frees_of_autocasts_cache_are_put_in_order() -> None:
     assert stream(shuffled) == ordered
 
 
+def test_what_hangs_on_autocasts_cache_is_put_in_order_with_it() -> None:
+    """mamba's view of a cast weight lives as long as the cache, and ends somewhere among its copies."""
+    copies = [born(size, size, Category.CAST_WEIGHTS) for size in (1, 3)]
+    births = [copies[0], born(2, 2, Category.TEMPORARIES), copies[1]]
+    shuffled = timeline([START, *births, *(died(births[i]) for i in (2, 1, 0))])
+    assert stream(shuffled) == [START, *births, *map(died, births)]
+    others = [born(size, size) for size in (1, 2)]
+    as_they_are = [START, *others, *map(died, reversed(others))]
+    assert stream(timeline(as_they_are)) == as_they_are, "without copies nothing is moved"
+
+
 def test_like_blocks_are_told_apart_where_that_is_asked() -> None:
     first, second, third = (born(8) for _ in range(3))
     messages = [START, first, second, third]

@@ -183,6 +183,24 @@ def test_what_a_gpu_reserves_and_the_host_keeps_is_that_of_the_deep_step() -> No
     assert_allocator(extended, simulate(lambda: build_at(24), step, device="H100"))
 
 
+def test_like_blocks_that_end_in_no_order_are_told() -> None:
+    """Sums are right all the same; the note says that the places are a guess."""
+
+    def build_at(layers: int) -> tuple[nn.Module, Any]:
+        return nn.Sequential(*(nn.Linear(1, 1) for _ in range(layers))), None
+
+    def step(model: nn.Module, _: Any) -> None:
+        for index, _layer in enumerate(model):
+            blocks = [torch.empty(1024), torch.empty(1024)]
+            blocks.pop(index % 2)
+            blocks.pop()
+
+    extended = extrapolate(build_at, step, layers=24, device="H100")
+    assert "is taken to be the oldest" in extended.notes[-1]
+    assert extended.peak_bytes == simulate(lambda: build_at(24), step, device="H100").peak_bytes
+    assert "oldest" not in str(extrapolate(ladder(), train, layers=24, device="H100").notes)
+
+
 @pytest.mark.parametrize("layers", [FROM_LAYERS[-1] - 1, FROM_LAYERS[-1]])
 def test_a_depth_within_reach_is_simulated_whole(layers: int) -> None:
     found = extrapolate(ladder(), train, layers=layers, device="cpu")

@@ -84,7 +84,7 @@ def attention(
     that do not lie in one piece) goes through plain operations
     (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `can_use_flash_attention` and
     `can_use_mem_efficient_attention`), and so does a mask that is trained, as T5's: an H200's
-    allocator counted that step to 7 KB so, and 13% more than with the kernel. A boolean mask is copied
+    allocator counted that step to 7 KB so; the kernel would take 13% less. A boolean mask is copied
     to the query's type first (attention.cpp, `convert_boolean_attn_mask`).
     Shapes: (batch, heads, sequence, head width).
     """

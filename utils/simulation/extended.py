@@ -18,6 +18,10 @@ from utils.traffic.collectives import Traffic
 
 Depths = tuple[int, int, int]
 _EXTENDED = "Extended from"
+GUESSED = (
+    " Which of several like blocks ends first does not repeat: it is taken to be the oldest, so that what "
+    "is reserved may be some percent off."
+)
 
 
 def lasting_notes(found: Measurement) -> tuple[str, ...]:
@@ -26,15 +30,22 @@ def lasting_notes(found: Measurement) -> tuple[str, ...]:
 
 
 def extended_measurement(
-    found: Sequence[Measurement], deep: MemoryTimeline, places: Depths, place: int, what: str
+    found: Sequence[Measurement],
+    deep: MemoryTimeline,
+    places: Depths,
+    place: int,
+    what: str,
+    remark: str = "",
 ) -> Measurement:
     """The measurement of a step that was extended from three, its timeline, to `place` layers or samples.
+
+    `remark` ends the note that says so.
 
     Raises:
         ValueError: their communication does not grow along a line.
     """
     base = found[0]
-    note = f"{_EXTENDED} {listed(places)} {what} to {place}, allocation by allocation."
+    note = f"{_EXTENDED} {listed(places)} {what} to {place}, allocation by allocation.{remark}"
     return dataclasses.replace(
         base,
         timeline=deep,

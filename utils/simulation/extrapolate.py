@@ -18,6 +18,7 @@ from utils.simulation.alignment import align, line
 from utils.simulation.arguments import look_at_depths
 from utils.simulation.devices import simulated_device
 from utils.simulation.extended import (
+    GUESSED,
     Depths,
     extended_measurement,
     lasting_notes,
@@ -147,19 +148,21 @@ def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measur
         return timeline(pattern.stream((layers - depths[0]) // period), told_apart)
 
     try:
-        deep = _told_apart_if_possible(extended)
+        deep, remark = _told_apart_if_possible(extended)
     except Misaligned as error:
         raise refusal("layers", depths, error, "simulate() runs the whole depth.") from error
-    return extended_measurement(found, deep, depths, layers, "layers")
+    return extended_measurement(found, deep, depths, layers, "layers", remark)
 
 
-def _told_apart_if_possible(extended: Callable[[bool], MemoryTimeline]) -> MemoryTimeline:
+def _told_apart_if_possible(
+    extended: Callable[[bool], MemoryTimeline],
+) -> tuple[MemoryTimeline, str]:
     """Which of several like blocks dies decides where gaps are left; where it does not repeat from
-    layer to layer, or changes with the batch, sums are right still."""
+    layer to layer, or changes with the batch, sums are right still, and a remark says the rest."""
     try:
-        return extended(True)
+        return extended(True), ""
     except Misaligned:
-        return extended(False)
+        return extended(False), GUESSED
 
 
 @set_aside()
@@ -174,10 +177,10 @@ def larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) 
         return timeline(messages, told_apart)
 
     try:
-        large = _told_apart_if_possible(extended)
+        large, remark = _told_apart_if_possible(extended)
     except Misaligned as error:
         raise refusal("samples", sizes, error, "simulate() takes any batch.") from error
-    return extended_measurement(found, large, sizes, batch, "samples")
+    return extended_measurement(found, large, sizes, batch, "samples", remark)
 
 
 def _check_rising(name: str, places: Depths, wanted: int) -> None:
