@@ -361,7 +361,8 @@ pd.DataFrame(days).T.style.format(precision=0, thousands=",").set_caption("175B 
 
 # %% [markdown]
 # *Next: "Why not ZeRO-3?"* Compare the rows. Over 8 x 200 Gb/s it takes at most 17% longer than the pipeline. Over 10 Gb/s it takes at
-# least ten times as long.
+# least ten times as long. TCP's 42% are 60%, which lies among what [NCCL's users saw](https://github.com/NVIDIA/nccl/issues/209),
+# times the planner's calibrated 0.705 for a collective beside training.
 #
 # ### Q8. 175B on 64 GPUs
 #

@@ -38,7 +38,7 @@ def draw_flow(parameters: float, *, model: str) -> Figure:
         state = f"master copy, two\nmoments, fp32: {12 * parameters / GB:.1f} GB"
         _draw_held(axes, HOST, 1.3, Category.OPTIMIZER_STATE, state)
         _draw_arrow(axes, (3.5, 5.6), 3.7, f"1  in backward:\ngradients, {two}")
-        _draw_arrow(axes, (5.6, 3.5), 1.5, f"3  after the step:\nweights, {two}")
+        _draw_arrow(axes, (5.6, 3.5), 1.5, f"3  once stepped:\nweights, {two}")
         _draw_arrow(axes, (9.0, 10.1), 2.6, "", both=True)
         middle = CPU[0] + CPU[1] / 2
         axes.text(middle, 2.6, "2  the step:\nAdamW", ha="center", va="center", fontsize=11)
