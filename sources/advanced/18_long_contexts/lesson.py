@@ -470,7 +470,7 @@ score("18", ours)  # a row of your scoreboard
 theirs, runs = of_one_rank("llama-3-8b", 32_768, "checkpointing"), torchtitan_runs()
 above = runs[0].reserved_gib / (theirs.reserved_bytes / 2**30) - 1
 print(f"Llama 3.1 8B, 32,768 tokens, whole loss, bf16: {theirs.reserved_bytes / 2**30:.1f} GiB reserved (simulated); torchtitan's first row {above:.0%} above")
-assert round(above, 2) == ABOVE, "the margin is another than this run's"
+assert abs(above - ABOVE) < 0.015, "the margin is another than this run's"
 def token_cost(length, gain):
     linear, attention = token_flop(model_shape("llama-3-8b"), length)
     return 4 * linear / gain + 4.5 * attention
