@@ -26,9 +26,13 @@ CELLS = """() => [...jupyterapp.shell.currentWidget.content.model.cells]
     errors: cell.sharedModel.outputs.filter(o => o.output_type === 'error')
       .map(o => o.ename + ': ' + o.evalue),
   }))"""
+# Earlier tabs stay in the page, hidden.
+FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook"
 IDLE = f"() => {KERNEL} === 'idle'"
-IMAGES = "() => [...document.querySelectorAll('.jp-Notebook .jp-OutputArea img')].map(i => i.src)"
-ERRORS = ".jp-Notebook [data-mime-type='application/vnd.jupyter.error']"
+IMAGES = f"() => [...document.querySelectorAll('{FRONT} .jp-OutputArea img')].map(i => i.src)"
+TEXT = """number => [...jupyterapp.shell.currentWidget.content.widgets[number].node
+  .querySelectorAll('.jp-OutputArea-output, .jp-MarkdownOutput')].map(o => o.innerText).join('\\n')"""
+ERRORS = f"{FRONT} [data-mime-type='application/vnd.jupyter.error']"
 
 
 class Notebook:
@@ -41,14 +45,13 @@ class Notebook:
     def open(cls, page: Page, server: str, token: str, path: str) -> Notebook:
         """Open a notebook and wait until its kernel is ready."""
         page.goto(f"{server}lab/tree/{path}?token={token}", wait_until="domcontentloaded")
-        page.wait_for_function(READY, timeout=300_000)
-        return cls(page)
+        return cls(page).on(path)  # tabs of before are opened again, and are ready first
 
     def run_all(self, timeout_s: int) -> None:
         """Clear what was stored, then run all cells from the menu and wait for the last one."""
         self.page.evaluate("() => jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
         self.wait_for(f"() => !({CELLS})().some(cell => cell.asked)", 300)
-        self.page.locator(".jp-Notebook .jp-Cell").first.click()  # the menu acts on what has focus
+        self.page.locator(f"{FRONT} .jp-Cell").first.click()  # the menu acts on what has focus
         self.page.locator(".lm-MenuBar-item", has_text="Run").click()
         # By command: the label of this entry changes between versions of JupyterLab.
         self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
@@ -72,7 +75,7 @@ class Notebook:
 
     def on(self, name: str) -> Notebook:
         """The notebook of that name, once it is open in front and its kernel is ready."""
-        in_front = f"jupyterapp.shell.currentWidget?.context?.path.endsWith('{name}')"
+        in_front = f"globalThis.jupyterapp?.shell.currentWidget?.context?.path.endsWith('{name}')"
         self.page.wait_for_function(f"() => {in_front} && ({READY})()", timeout=300_000)
         return Notebook(self.page)
 
@@ -103,6 +106,31 @@ class Notebook:
             self.page.keyboard.press("ArrowDown")
         self.page.keyboard.press("Escape")
 
+    def replace_by_keys(self, text: str) -> None:
+        """Paste a text over the whole active cell, as people do with an answer."""
+        for key in ("Enter", "Control+a"):
+            self.page.keyboard.press(key)
+        self.page.keyboard.insert_text(text)
+        self.page.keyboard.press("Escape")
+
+    def go_to(self, number: int) -> None:
+        """Click beside a cell, so that the keys are its."""
+        cell = self.page.locator(f"{FRONT} .jp-Cell").nth(number)
+        cell.locator(".jp-InputPrompt").first.click()
+
+    def follow(self, target: str) -> None:
+        """Click the first link to a file in the text."""
+        self.page.locator(f"{FRONT} a[href*='{target}']").first.click()
+
+    def text_of(self, number: int) -> str:
+        """What a learner reads of a cell: its text or its outputs."""
+        return self.page.evaluate(TEXT, number)
+
+    def save(self) -> None:
+        """Control+S, until nothing is left to save."""
+        self.page.keyboard.press("Control+s")
+        self.wait_for("() => !jupyterapp.shell.currentWidget.context.model.dirty", 60)
+
     def errors(self) -> list[str]:
         """Error outputs of the cells, and those that widgets show."""
         of_cells = [error for cell in self.page.evaluate(CELLS) for error in cell["errors"]]
@@ -114,7 +142,7 @@ class Notebook:
 
     def move_first_slider(self) -> None:
         """Press the right arrow on the first slider and wait until a figure has changed."""
-        handle = self.page.locator(".jp-Notebook .widget-slider .noUi-handle").first
+        handle = self.page.locator(f"{FRONT} .widget-slider .noUi-handle").first
         handle.scroll_into_view_if_needed()
         before = self.images()
         handle.focus()
