@@ -15,8 +15,7 @@
 # between nodes, where links are slow. So: which sharding frees the most memory, while a node sends no more than in plain
 # data parallelism (DDP)?
 #
-# **Promise.** You write ZeRO-3 by hand. You account for what five ways to train hold and send, on four real ranks. A
-# sixth, which shards inside each node only, answers the question for 64 GPUs.
+# **Promise.** You write ZeRO-3 by hand, count what five ways to train hold and send on four ranks, and choose for 64 GPUs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -26,8 +25,8 @@
 # ## A bet
 #
 # In DDP every *rank*, a process with its own GPU, holds all 16 bytes of mixed-precision states per parameter. ZeRO-1
-# *shards* 12 of them: each rank keeps its part. Does that cost bytes on the links? Bet on what DeepSpeed's ZeRO-1 sends
-# by default, in percent of a DDP whose gradients have the same dtype.
+# *shards* 12 of them: each rank keeps its part. What does DeepSpeed's ZeRO-1 send by default, in percent of a DDP whose
+# gradients have the same dtype?
 
 # %%
 my_bet_percent = 100
@@ -76,8 +75,8 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}, ranks on {PLAC
 #
 # $$16P \;\rightarrow\; 4P + \tfrac{12P}{N} \;\rightarrow\; 2P + \tfrac{14P}{N} \;\rightarrow\; \tfrac{16P}{N}$$
 #
-# **Activations are not sharded**: every rank has a batch of its own. In the picture follow rank 0 down the four rows: what
-# turns grey is held by another rank. The [glossary](../00_glossary.ipynb) has the words.
+# **Activations are not sharded**: every rank has a batch of its own. In the picture follow rank 0 down the rows. The
+# [glossary](../00_glossary.ipynb) has the words.
 
 # %%
 show(draw_who_holds(),
@@ -185,13 +184,9 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 #
 # ## 3. The same model, five ways
 #
-# Do the libraries hold and send what the paper says? Before sharding all have 16 bytes per parameter, in two mixtures:
-#
-# | | parameters + gradients + optimizer | computes in bf16 by | sends gradients in |
-# |---|---|---|---|
-# | DeepSpeed's ZeRO | 2 + 2 + 12 | bf16 parameters | bf16 |
-# | FSDP2, today's FSDP | 4 + 4 + 8: fp32 parameters need no master copy | gathering each block in bf16 | fp32 |
-# | DDP | 4 + 4 + 8 | autocast | fp32 |
+# DeepSpeed's ZeRO has the paper's 2 + 2 + 12 bytes per parameter, and sends gradients in bf16. DDP and FSDP2, today's
+# FSDP, have 4 + 4 + 8, for fp32 parameters need no master copy. They send gradients in fp32. DDP computes under autocast,
+# FSDP2 with blocks gathered in bf16.
 
 # %%
 def ddp(name, size, **settings):
@@ -204,9 +199,8 @@ def fsdp(name, size, **settings):
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 # %% [markdown]
-# DeepSpeed sends gradients in *buckets*, here of a quarter of this model. In a model as small as this one, two defaults of
-# ZeRO-3 would hide the sharding, so they are off. One leaves small weights whole; the other keeps gathered what is soon
-# used again.
+# DeepSpeed sends gradients in *buckets*, here of a quarter of this model. Two defaults of ZeRO-3 would hide the sharding of
+# so small a model, so they are off: one leaves small weights whole, one keeps gathered what is soon used again.
 
 # %%
 def zero(name, size, **settings):
@@ -242,12 +236,12 @@ for name, mean in means.items():
     assert apart < 0.1 * (1 - mean[-1] / mean[0]), f"{name} trains another model: same seed, same share of the batch?"
 
 # %% [markdown]
-# **Read it.** All five train alike: losses follow DDP's to 0.02%. No gradient is a sum where it should be a mean, for its
-# norm would be four times DDP's.
+# **Read it.** All five train alike: losses follow DDP's to 0.02%, and first gradients have DDP's norm, where a sum
+# would have four times as much.
 #
 # ## 4. What each really holds
 #
-# First predict what a rank holds after backward, then compare. $S = P/N$ is a rank's share.
+# Predict what a rank holds after backward. $S = P/N$ is its share.
 
 # %%
 BF, FP, S = "bfloat16", "float32", P // N
@@ -259,7 +253,7 @@ holds = {
     "ZeRO-3": {("parameters", BF): 2 * S, ("gradients", BF): 2 * S, ("bucket", BF): 2 * bucket, **lasting},
     "FSDP2": {("parameters", FP): 4 * S, ("gradients", FP): 4 * S, ("moments", FP): 8 * S},
 }
-holds["ZeRO-2"] = holds["ZeRO-1"]
+holds["ZeRO-2"] = holds["ZeRO-1"]  # whole_elements: a tensor on the border of two parts stays whole on both
 
 # %%
 for stage, name in enumerate(BUILDERS):
@@ -271,12 +265,8 @@ for stage, name in enumerate(BUILDERS):
               ", ".join(f"{kind} {size / P:.2f} ({dtype})" for (kind, dtype), size in parts))
 
 # %% [markdown]
-# **Read it.** FSDP2 holds what the textbook says. Three others differ:
-#
-# - ZeRO-1 holds less: once gradients are reduced, it frees those that it does not own. (0.54 bytes stay, as in ZeRO-2, and
-#   not 0.50: a tensor on the border of two parts is kept whole.)
-# - ZeRO-3 keeps its bucket.
-# - DDP's buckets are a second copy of the gradients, unless `gradient_as_bucket_view=True`.
+# **Read it.** FSDP2 holds what the textbook says. ZeRO-1 holds less: it frees reduced gradients that it does not own. ZeRO-3
+# keeps its bucket. DDP's buckets are a second copy of the gradients, unless `gradient_as_bucket_view=True`.
 #
 # But a run fails at its fullest moment. Which moment of a step is that?
 
@@ -290,10 +280,10 @@ display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per pa
 
 # %% [markdown]
 # **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet. So
-# with one micro-batch ZeRO-1 and ZeRO-2 peak almost alike. *All else* is large for two: DDP has its buckets and
-# autocast's bf16 weights there, and FSDP2 its gathered blocks.
+# with one micro-batch ZeRO-1 and ZeRO-2 peak almost alike. *All else* holds DDP's buckets and autocast's bf16 weights,
+# and FSDP2's gathered blocks.
 #
-# Next, gradients through one step. Follow the orange area: when does it grow, and when does it shrink?
+# Next, gradients through one step: when does the orange area grow, and when does it shrink?
 
 # %%
 zeros = [name for name in names if name.startswith("ZeRO")]
@@ -349,8 +339,7 @@ for name in names:
 
 # %% [markdown]
 # **Read it.** DDP's four rounds are the paper's two, in fp32. DeepSpeed's ZeRO-1 and 2 send **three**: they *all-reduce*
-# each bucket, though every rank keeps only its part, and then gather parameters. FSDP2 gathers blocks twice, but what is
-# outside of them once.
+# each bucket, though every rank keeps only its part, and then gather parameters.
 #
 # Each library has a setting that sends less.
 
@@ -376,13 +365,13 @@ if not zero_problem:
 
 # %% [markdown]
 # **Read it.** The bet: ZeRO-1 sends **150%** by default. `use_multi_rank_bucket_allreduce=False` reduces each part to its
-# owner alone. That makes the paper's two rounds, in more and smaller calls. The other two settings keep gathered weights
-# until backward: they spend memory to save a gather.
+# owner alone: the paper's two rounds, in more and smaller calls. The other two settings keep gathered weights until
+# backward, and so spend memory to save a gather.
 #
 # ### Break it: ZeRO-2 with accumulation
 #
-# A batch too large for one pass is cut into $g$ micro-batches, whose gradients add up before one step. Predict for
-# $g = 4$: how often does each way send its gradients? In the picture compare the orange parts of both panels.
+# A batch too large for one pass is cut into $g$ micro-batches, whose gradients add up. Predict for $g = 4$: how often does
+# each way send its gradients? Compare the orange parts of both panels.
 
 # %%
 def accumulated(name, hold_back):
@@ -428,8 +417,8 @@ check("09.rounds_of_8", rounds_of_8)
 # ### HSDP: shard in the node, copy between nodes
 #
 # With accumulation ZeRO-3 and FSDP2, which hold least, send most. Hybrid sharding (HSDP) keeps that off the slow links: it
-# shards inside a node only. Nodes hold copies of each other, and add up gradients once a step, by
-# `set_requires_all_reduce`. In the picture look at what crosses the dotted border.
+# shards inside a node only. Nodes hold copies of each other, and add up gradients once a step
+# (`set_requires_all_reduce`). What crosses the dotted border?
 
 # %%
 show(draw_borders(), alt="Two nodes of two GPUs, twice. With FSDP2 one ring runs through all four and crosses the border in every "
@@ -462,15 +451,13 @@ assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce",
 
 # %% [markdown]
 # **Read it.** In a step of four micro-batches FSDP2's node sends about four times what DDP's does. **HSDP's sends less than
-# DDP's**, and its ranks share the states all the same. The price: with nodes of eight a rank holds $16P/8$ bytes, however
-# many nodes there are. Is that a good bargain at full size?
+# DDP's**. The price: with nodes of eight a rank holds $16P/8$ bytes, however many nodes there are.
 
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
 #
-# The cluster has 64 A100 of 40 GB, eight to a node. First memory: `simulated` runs one rank on tensors without data, at
-# two micro-batches of two sequences. In the figure begin with the first bar, FSDP2 on *one* rank, which shards nothing.
-# Which of its colors are gone from FSDP2's bar on 64?
+# The cluster has 64 A100 of 40 GB, eight to a node. First memory: `simulated` runs one rank on tensors without data.
+# Compare FSDP2's bar on *one* rank, which shards nothing, with its bar on 64.
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -503,16 +490,15 @@ show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two mic
 # %% [markdown]
 # **Read it.** FSDP2's states shrink to a sliver, and all else stays. DDP is highest, because autocast adds bf16 copies of
 # the weights and larger activations. ZeRO-1 now stands above ZeRO-2: its whole gradients wait through the second
-# micro-batch. HSDP holds two gigabytes more than FSDP2.
+# micro-batch.
 #
 # ### The choice
 #
-# Now bytes and speed, by the course's planner: 512 sequences a step, two at once, hence $g = 4$. To compare like with
-# like, all send gradients in bf16, and DDP computes in bf16 without autocast. The cluster's nodes have eight 200-gigabit
-# InfiniBand links (200 GB/s). Beside it stand one such link (25) and 10-gigabit Ethernet (1.25).
+# Now bytes and speed, by the course's planner: 512 sequences a step, two at once, hence $g = 4$. All send gradients in
+# bf16, and DDP has no autocast. A node has eight 200-gigabit InfiniBand links, as this cluster's have (200 GB/s), one (25),
+# or 10-gigabit Ethernet (1.25).
 #
-# In the left panel look for what lies low, and not to the right of the dotted line; in the right one, for what stays
-# near 100.
+# Look for what lies low and left of the dotted line, and for what stays near 100.
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
@@ -528,18 +514,18 @@ show(draw_verdict(costs(SHAPE, BATCH, 2), drawn, NETWORKS, titles=("Memory and b
 
 # %% [markdown]
 # **The answer: HSDP.** Of the five it alone sends no more than DDP: 4.6 GB from a node in a step, where DDP sends 5.2. It
-# takes 13.1 GB of a GPU where DDP takes 31.2: **58% less**. Its speed is DDP's to within 3% at 200 and 25 GB/s, and 11%
-# higher at 1.25.
+# takes 13.1 GB of a GPU where DDP takes 31.2: **58% less**. It is 3% slower than DDP at 200 GB/s, equal at 25, and 11%
+# faster at 1.25.
 #
-# **The rival: ZeRO-1.** At 200 GB/s it is 1% *faster* than DDP, for each rank updates a 64th of the parameters. But it holds
-# 15.8 GB, and at 25 GB/s it falls 11% behind. Reduced to owners (section 5) it would send DDP's bytes, in small calls that
-# the planner does not count; it would still hold 15.8.
+# **The rival: ZeRO-1.** At 200 GB/s it is 1% *faster* than DDP, for a rank updates a 64th of the parameters. But it holds
+# 15.8 GB, and at 25 GB/s it is 11% behind. Reduced to owners (section 5) it would hold as much, and send DDP's bytes in
+# small calls that the planner does not count.
 #
-# ZeRO-2, ZeRO-3 and FSDP2 send five to seven times what HSDP does. At 25 GB/s they run at half of DDP's speed.
+# The others send five to seven times what HSDP does, and at 25 GB/s run at half of DDP's speed.
 #
 # ### How far to trust it
 #
-# Two tables set the planner beside other evidence. The third changes one thing at a time in the verdict.
+# Two tables test the planner. The third changes one thing at a time.
 
 # %% jupyter={"source_hidden": true}
 for rows, says in ((trust.beside_simulation(SHAPE, steps), "memory: peaks at two micro-batches, predicted and simulated"),
@@ -551,21 +537,18 @@ print(trust.links())
 # %% [markdown]
 # **Memory** agrees to 3%, but for DDP: autocast takes 5 GB more, so HSDP frees more than the answer says.
 #
-# **Bytes** are a ring's. By trees, which NCCL may choose, DDP's nodes would send as little as HSDP's, and the lead at
-# 1.25 GB/s would be gone.
+# **Bytes** are a ring's. By trees, which NCCL may choose, DDP sends as little as HSDP, whose lead at 1.25 GB/s is gone.
 #
-# **Speed.** Three of the runs did not set the planner's constants. It is 7 and 9% too high for two of them, and 33% for 32
-# GPUs, unexplained. All of them shard fully, so **nothing published tests the ranking**. Take a few percent for a tie, and
-# measure HSDP beside your DDP.
+# **Speed.** Three runs did not set the planner's constants. It is 7 and 9% too high for two, and 33%, unexplained, for one.
+# All shard fully: **nothing published tests the ranking**. Take a few percent for a tie.
 #
 # **The verdict** moves by three points at most with other links and with fp32 gradients. Four sequences at once turn freed
-# memory into speed: HSDP then leads DDP's two by 3 to 13%. DDP's own four would leave CUDA and NCCL about 1 GB of the
-# card's 42.4.
+# memory into speed: HSDP then leads DDP's two by 3 to 13%. DDP's own four fill the card.
 #
 # ### The job
 #
-# HSDP, two at once, with gradients reduced in fp32. At this cluster's 200 GB/s that frees 18 GB a GPU and is 5% slower than
-# DDP (predicted). If you measure such a loss, buy it back with some of the memory: four at once.
+# HSDP, two at once, gradients reduced in fp32: 18 GB a GPU freed, for 5% of DDP's speed at 200 GB/s (predicted). Measure
+# both. If the loss is there, try four at once.
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
@@ -577,8 +560,8 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # %% [markdown]
 # ## Recap: which one when
 #
-# Which sharding frees the most memory, while a node sends no more than in DDP? **HSDP**: shard inside each node, and copy
-# between nodes. On 64 GPUs 1.3B then takes 13.1 GB of each, where DDP takes 31.2, at about DDP's speed (predicted).
+# Which sharding frees the most memory, while a node sends no more than in DDP? **HSDP**: 13.1 GB a GPU, where DDP takes 31.2,
+# at about DDP's speed (predicted).
 #
 # | take | when | costs |
 # |---|---|---|
@@ -588,8 +571,8 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # | ZeRO-3, FSDP2 | parameters are too large as well | parameters gathered in each, too |
 # | HSDP | as FSDP2, on several nodes: gathers stay inside a node | $16P$ over a node's ranks only |
 #
-# **ZeRO-3 or FSDP2?** Take FSDP2 for a loop in plain PyTorch, and for checkpoints that any number of ranks loads
-# ([lesson 16](../advanced/16_runs_that_survive.ipynb)). Take ZeRO-3 where a configuration file drives the run, or states
+# **ZeRO-3 or FSDP2?** FSDP2 for a loop in plain PyTorch, and for checkpoints that any number of ranks loads
+# ([lesson 16](../advanced/16_runs_that_survive.ipynb)). ZeRO-3 where a configuration file drives the run, or states
 # go to NVMe ([lesson 07](07_offload.ipynb)).
 #
 # **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), and its
