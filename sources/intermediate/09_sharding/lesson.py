@@ -106,8 +106,8 @@ check("09.stage_2_on_8", stage_2_on_8_ranks)
 # %% [markdown]
 # ## 2. ZeRO-3 by hand
 #
-# Each rank keeps its part of a block's parameters. One hook *gathers* the whole block before its forward, another frees
-# it after, and a third gathers it again before backward. Then a *reduce-scatter* sums the gradients over the ranks, and
+# Each rank keeps its part of a block's parameters. One hook *gathers* the whole block before forward, another frees it
+# after, and a third gathers it again before backward. Then a *reduce-scatter* sums the gradients over the ranks, and
 # gives each rank its part.
 #
 # `p.data = view` makes each weight a window on one flat storage. `resize_(0)` empties it; the next gather fills it.
@@ -488,9 +488,8 @@ show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two mic
      "states by the formula. From one rank to 64 FSDP2's states shrink to a sliver, HSDP's to an eighth; the rest stays as it is.")
 
 # %% [markdown]
-# **Read it.** FSDP2's states shrink to a sliver, and all else stays. DDP is highest, because autocast adds bf16 copies of
-# the weights and larger activations. ZeRO-1 now stands above ZeRO-2: its whole gradients wait through the second
-# micro-batch.
+# **Read it.** FSDP2's states shrink to a sliver, and all else stays. DDP is highest: autocast adds bf16 weights and larger
+# activations. ZeRO-1 now stands above ZeRO-2: its whole gradients wait through the second micro-batch.
 #
 # ### The choice
 #
@@ -498,7 +497,7 @@ show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two mic
 # bf16, and DDP has no autocast. A node has eight 200-gigabit InfiniBand links, as this cluster's have (200 GB/s), one (25),
 # or 10-gigabit Ethernet (1.25).
 #
-# Look for what lies low and left of the dotted line, and for what stays near 100.
+# Which lies low and left of the dotted line, and which stays near 100?
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
@@ -513,7 +512,7 @@ show(draw_verdict(costs(SHAPE, BATCH, 2), drawn, NETWORKS, titles=("Memory and b
      "Right, speed in percent of DDP's over the network's rate: HSDP stays near 100; ZeRO-1 falls below 90 at 25 GB/s; FSDP2 falls to half there, and to a fifth at 1.25.")
 
 # %% [markdown]
-# **The answer: HSDP.** Of the five it alone sends no more than DDP: 4.6 GB from a node in a step, where DDP sends 5.2. It
+# **The answer: HSDP.** In the table it alone sends no more than DDP: 4.6 GB from a node in a step, where DDP sends 5.2. It
 # takes 13.1 GB of a GPU where DDP takes 31.2: **58% less**. It is 3% slower than DDP at 200 GB/s, equal at 25, and 11%
 # faster at 1.25.
 #
@@ -537,10 +536,10 @@ print(trust.links())
 # %% [markdown]
 # **Memory** agrees to 3%, but for DDP: autocast takes 5 GB more, so HSDP frees more than the answer says.
 #
-# **Bytes** are a ring's. By trees, which NCCL may choose, DDP sends as little as HSDP, whose lead at 1.25 GB/s is gone.
+# **Bytes** are a ring's; NCCL may choose trees. HSDP's lead at 1.25 GB/s rests on 5.2 GB against 4.6.
 #
-# **Speed.** Three runs did not set the planner's constants. It is 7 and 9% too high for two, and 33%, unexplained, for one.
-# All shard fully: **nothing published tests the ranking**. Take a few percent for a tie.
+# **Speed.** Of the three runs that did not set its constants, the planner has two 7 and 9% too fast, and one, unexplained,
+# 33%. All shard fully: **nothing published tests the ranking**. Take a few percent for a tie.
 #
 # **The verdict** moves by three points at most with other links and with fp32 gradients. Four sequences at once turn freed
 # memory into speed: HSDP then leads DDP's two by 3 to 13%. DDP's own four fill the card.
@@ -560,8 +559,8 @@ print(f"{len(job.write(folder))} files in {folder.relative_to(here.root)}; on ea
 # %% [markdown]
 # ## Recap: which one when
 #
-# Which sharding frees the most memory, while a node sends no more than in DDP? **HSDP**: 13.1 GB a GPU, where DDP takes 31.2,
-# at about DDP's speed (predicted).
+# Which sharding frees the most memory, while a node sends no more than in DDP? **HSDP**: shard inside each node, copy
+# between nodes. 1.3B takes 13.1 GB a GPU, DDP 31.2, at about the same speed (predicted).
 #
 # | take | when | costs |
 # |---|---|---|
