@@ -108,11 +108,18 @@ def test_each_scheme_is_a_point_and_a_line_in_percent_of_the_first():
     speeds = {"a": [1e3, 2e3], "b": [2e3, 3e3]}
     figure = draw_verdict({"a": (1, 2), "b": (3, 4)}, speeds, (25, 50), titles=("x", "y"))
     left, right = figure.axes
-    assert [line.get_xdata()[0] for line in left.lines] == [1, 3]
+    assert [line.get_xdata()[0] for line in left.lines] == [1, 3, 1], "points, and the first's line"
     drawn = [list(line.get_ydata()) for line in right.lines if len(line.get_ydata())]
     assert drawn == [[100, 100], [200, 150]]
     assert [text.get_text() for text in right.get_legend().get_texts()] == [*speeds]
     assert "TCP" not in texts(figure)
+
+
+def test_a_scheme_without_speeds_is_a_point_and_no_line():
+    figure = draw_verdict({"a": (1, 2), "b": (3, 4)}, {"a": [1e3]}, (25,), titles=("x", "y"))
+    left, right = figure.axes
+    assert "b" in {text.get_text() for text in left.texts}
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["a"]
 
 
 def test_no_line_joins_tcp_to_infiniband():

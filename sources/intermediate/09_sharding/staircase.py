@@ -28,7 +28,7 @@ _SENT = {
     "DDP": "all-reduce gradients",
     "ZeRO-1": "reduce-scatter gradients,\ngather parameters once",
     "ZeRO-2": "the same, gradients\nbucket by bucket",
-    "ZeRO-3": "gather each block twice, whole\nfor a moment; scatter its gradients",
+    "ZeRO-3": "gather each block twice, whole for\na moment; reduce-scatter gradients",
 }
 _THINNEST = 1 / 200  # of the highest bar: less is no part that a reader sees
 _MOST_SCHEMES, _GAP = 6, 1.0  # bars around one number of ranks; and between two, in bars

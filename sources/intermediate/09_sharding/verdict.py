@@ -150,9 +150,10 @@ def draw_verdict(
     """Memory over bytes sent, a point for each scheme; and speed over the network's rate, a line each.
 
     Args:
-        cost: by scheme, GB that a node sends in a step, and GB of one GPU at its peak.
-        speeds: by scheme, in the same order, tokens per second at each rate; drawn as percent of
-            the first scheme's.
+        cost: by scheme, GB that a node sends in a step, and GB of one GPU at its peak. A dotted line
+            stands at what the first scheme's node sends.
+        speeds: by scheme, of all or some, tokens per second at each rate; drawn as percent of the
+            first scheme's.
         rates_gb: that a node sends to others in a second, rising. No line joins those of TCP to those
             of InfiniBand.
         titles: of both panels.
@@ -162,10 +163,19 @@ def draw_verdict(
     with course_style():
         figure = Figure(figsize=(12, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
+        box = {
+            "boxstyle": "square,pad=0.1",
+            "facecolor": "white",
+            "lw": 0,
+        }  # the dotted line may pass
         for number, (name, (sent, peak)) in enumerate(cost.items()):
             (point,) = left.plot(sent, peak, _MARKERS[number], ms=10)
             up = 7 if number in (1, 3) else -16  # ZeRO-1 and 3 lie above and right of a neighbour
-            left.annotate(name, (sent, peak), (7, up), textcoords="offset points", fontsize=10)
+            left.annotate(
+                name, (sent, peak), (7, up), textcoords="offset points", fontsize=10, bbox=box
+            )
+            if name not in speeds:
+                continue
             shares = [100 * own / its for own, its in zip(speeds[name], first, strict=True)]
             for part, line in ((slice(slow), ""), (slice(slow, None), _LINES[number])):
                 right.plot(
@@ -175,6 +185,12 @@ def draw_verdict(
         left.set(xlabel="a node sends in a step (GB)", ylabel="peak of one GPU (GB)")
         left.set(xlim=(0, 1.25 * max(sent for sent, _ in cost.values())))
         left.set_ylim(0, 1.15 * max(peak for _, peak in cost.values()))
+        name, (sent, _) = next(iter(cost.items()))
+        left.axvline(sent, color="#777777", ls=":", lw=1.2, zorder=0)
+        left.text(
+            sent, 0.97, f"  a node sends more than {name}'s", transform=left.get_xaxis_transform(),
+            va="top", fontsize=10, color="#555555",
+        )  # fmt: skip
         right.set_xscale("log")
         right.set_xticks(rates_gb, [f"{rate:g}" for rate in rates_gb])
         right.minorticks_off()
