@@ -15,7 +15,7 @@
 # ones twice as fast again. Which numbers of a training step may be that small?
 #
 # **In short:** the factors of products may, where few enough numbers share a scale. Long sums and master weights may not. So products
-# get faster, and model states keep their bytes.
+# get faster, and model states stay as large.
 #
 # **Promise.** You round numbers by hand, emulate products and take gradients. Then you choose a recipe for your GPU.
 #
@@ -57,7 +57,7 @@ RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
 #
 # A floating-point number has a sign, a power of two (the *exponent*) and digits (the *mantissa*). E4M3 spends 4 bits on the exponent
 # and 3 on the mantissa. Below its smallest exponent digits go one by one (*subnormal* numbers). E8M0 is a power of two alone, and
-# serves as a scale. New words stand in the [glossary](../00_glossary.ipynb).
+# serves as a scale. New words: [glossary](../00_glossary.ipynb).
 #
 # Look how close ticks stand (digits), and how far a row reaches (range):
 
@@ -105,7 +105,7 @@ print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.in
 # %% [markdown]
 # **Read it.** E5M2 has more range than E4M3, and its rounding error is about twice as large. Four bits span only a factor of 12.
 #
-# `rounded` equals PyTorch's cast, so that takes its place, behind a clamp.
+# `rounded` equals PyTorch's cast, which takes its place below, behind a clamp.
 #
 # ## 2. Who shares a scale decides
 #
@@ -223,7 +223,7 @@ for recipe, per_row in ((ScalingType.TensorWise, False), (ScalingType.RowWise, T
 # On a CPU it takes no block scales. So **from here on products are emulated**: factors are rounded, then multiplied in fp32.
 #
 # How wide must the sum be? DeepSeek found that an H800's tensor cores keep [about 14 bits](https://arxiv.org/abs/2412.19437), and moves
-# the sum to an fp32 register every 128 products. Both are emulated, with 32 products added exactly before each cut:
+# the sum to an fp32 register every 128 products. Both emulated, with 32 products added exactly before each cut:
 
 # %%
 def cut(x, bits):  # toward zero
@@ -254,7 +254,7 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
         assert k < 4096 or off[None] > 2 * off[128], "a short sum errs more the longer it is"
 
 # %% [markdown]
-# **Read it.** Each cut goes toward zero here, so the error grows with the sum's length. Moved every 128 products, it stays small.
+# **Read it.** Cuts go toward zero here, so the error grows with the sum's length. Moved every 128 products, it stays small.
 #
 # In sums of both signs rounding the factors still costs more. In sums of one sign roundings cancel and cuts add up: from 4,096
 # products on they cost more. torchao takes short sums (*fast accumulation*) for a layer's output alone.
@@ -262,7 +262,7 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
 # ## 4. Factors of products may be small
 #
 # A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. Each adds up along
-# another dimension, and one scale must hold along it. So $x$, $w$ and the output's gradient $g$ are rounded twice, once transposed.
+# another dimension, and a scale must hold along it. So $x$, $w$ and the output's gradient $g$ are rounded twice, once transposed.
 # Stripes turn with the sum; squares need not:
 
 # %%
@@ -356,8 +356,7 @@ pd.DataFrame(found).T.rename_axis(columns="error of the gradient, 3 batches (mea
 
 # %% [markdown]
 # **Read it.** At 100,000 one scale errs four times as much as without an outlier, and MXFP8 no more than before. At a million one scale
-# breaks, rows lose three tenths, and MXFP8 stays below 4%. NVFP4 breaks too, by its E4M3 scales:
-# with scales in fp32 it holds.
+# breaks, rows lose three tenths, and MXFP8 stays below 4%. NVFP4 breaks too, by its E4M3 scales: with scales in fp32 it holds.
 #
 # Published losses tell how whole runs end. FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437)
 # of bf16's. In NVFP4 NVIDIA's 12B model ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole
@@ -385,7 +384,8 @@ for rate in (2.2e-4, 7.3e-6):
 #
 # ## 5. Which bytes stay, and what speed comes
 #
-# Master weights, gradients and moments stay wide. So products in eight bits do not halve memory, as two published peaks show:
+# Products in eight bits leave model states as they are: master weights, gradients, moments. So memory does not halve, as two
+# published peaks show:
 
 # %%
 peak_in_16, peak_in_8 = published_peaks()
@@ -394,8 +394,8 @@ print(f"8B on 8 H100, FSDP, compiled: bf16 {peak_in_16} GiB per GPU, products an
 # %% [markdown]
 # ### What could shrink: activations
 #
-# torchao keeps layers' inputs in 16 bits for backward. DeepSeek-V3 keeps a SwiGLU's in E4M3, and makes `down`'s *again* in backward,
-# which is checkpointing. What does each save? $T$ tokens have $H$ channels, and $4H$ inside:
+# torchao keeps layers' inputs in 16 bits for backward. DeepSeek-V3 keeps a SwiGLU's in E4M3, and makes `down`'s *again* in backward.
+# What does each save? $T$ tokens have $H$ channels, and $4H$ inside:
 
 # %%
 class KeepsEight(torch.autograd.Function):
@@ -503,7 +503,7 @@ for gain in (gain for gain in gains if gain.gpu):
           f"FP8 {gain.share:+.0%} published, {after / before - 1:+.0%} predicted")
 
 # %% [markdown]
-# **Read it.** Products are twice as fast by the data sheet. A whole step gains 4 to 50%: what is neither product nor gather is no
+# **Read it.** Products in eight bits are twice as fast by the data sheet. A whole step gains 4 to 50%: what is neither product nor gather is no
 # faster, and casts cost time. A scale a tensor gains more than a scale a row, but it also gathers eight bits. NVFP4 gains 28 to 56%
 # over MXFP8 in the dense models, and 3% with experts. The course's planner promises more than was published.
 #
@@ -542,14 +542,14 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # scale it is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells.
 #
 # Transformer Engine's `DelayedScaling` takes [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html).
-# Like the blue bars here, it cuts a first spike and not its return.
+# Like the blue bars, it cuts a first spike and not its return.
 #
 # SwiGLU's outliers broke an FP8 run with delayed scaling [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
 
 # %% [markdown]
 # ## Recap
 #
-# | number of a step | bits | why |
+# | which number of a step? | bits | why |
 # |---|---|---|
 # | factors of products | 8; 4 with NVFP4's whole recipe | losses stayed close |
 # | what FSDP gathers | 8 | it is cast anyway |
@@ -561,7 +561,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # | embedding, norms, head, attention's products | 16 and more | sensitive, says DeepSeek |
 #
 # - Among normal numbers E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
-# - From bf16 to 8 bits gave 4 to 50% more tokens a second in the pairs shown. Model states keep their bytes.
+# - From bf16 to 8 bits gave 4 to 50% more tokens a second in the pairs shown. Model states stay as large.
 # - A scale too small cuts without a NaN: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
