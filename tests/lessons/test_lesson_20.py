@@ -16,6 +16,7 @@ from utils.lessons.lesson_20.held import (
     gathered_on_rank,
     kept_by_swiglu,
     published_gains,
+    published_peaks,
 )
 from utils.lessons.lesson_20.kernels import FAULTS, KERNELS, fault_of
 from utils.lessons.lesson_20.small_model import (
@@ -169,6 +170,14 @@ def test_published_gains_are_those_of_their_pairs() -> None:
     assert pair.tokens_after == float(second["tps_per_gpu"])
     with pytest.raises(ValueError, match="is no run of eight GPUs"):
         compiled_fsdp(next(gain for gain in gains if not gain.gpu), "fp8")
+
+
+def test_published_peaks_are_of_the_pair_that_gains() -> None:
+    first, second = table("torchtitan")[1:3]
+    alone = {"float8", "tps_per_gpu", "memory_gib"}
+    assert {key for key in first if first[key] != second[key]} == alone, "one change at a time"
+    assert first["compile"] == "1" and (first["float8"], second["float8"]) == ("0", "1")
+    assert published_peaks() == (77.0, 76.8)
 
 
 def test_an_outlier_is_planted_in_one_tensor_alone(page) -> None:

@@ -14,7 +14,10 @@
 # **The question.** By their data sheets H100 multiplies 8-bit numbers twice as fast as 16-bit ones, and B200 4-bit
 # ones twice as fast again. Which numbers of a training step may be that small?
 #
-# **Promise.** You round numbers by hand, multiply as a GPU does, and take gradients. Then you choose a recipe for your GPU.
+# **In short:** the factors of products may, where few enough numbers share a scale. Long sums and master weights may not. So products
+# get faster, and model states stay as large.
+#
+# **Promise.** You round numbers by hand, emulate products and take gradients. Then you choose a recipe for your GPU.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -44,7 +47,7 @@ from torch.utils.checkpoint import checkpoint
 
 from utils import check, run_ranks, show
 from utils.lessons.lesson_20.figures import draw_gains, draw_number_lines, draw_outliers, draw_products, draw_spike
-from utils.lessons.lesson_20.held import compiled_fsdp, gathered_on_rank, kept_by_swiglu, published_gains
+from utils.lessons.lesson_20.held import compiled_fsdp, gathered_on_rank, kept_by_swiglu, published_gains, published_peaks
 from utils.lessons.lesson_20.small_model import batches, fresh, gradients, spikes, unplanted
 
 RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
@@ -53,10 +56,10 @@ RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
 # ## 1. What so few bits can say
 #
 # A floating-point number has a sign, a power of two (the *exponent*) and digits (the *mantissa*). E4M3 spends 4 bits on the exponent
-# and 3 on the mantissa. Below its smallest exponent it loses digits one by one: those numbers are called *subnormal*. E8M0 is a power
-# of two alone, and serves as a scale. New words stand in the [glossary](../00_glossary.ipynb).
+# and 3 on the mantissa. Below its smallest exponent digits go one by one (*subnormal* numbers). E8M0 is a power of two alone, and
+# serves as a scale. New words: [glossary](../00_glossary.ipynb).
 #
-# More ticks in a power of two mean more digits; a longer row means more range:
+# Look how close ticks stand (digits), and how far a row reaches (range):
 
 # %%
 @dataclass(frozen=True)
@@ -102,21 +105,21 @@ print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.in
 # %% [markdown]
 # **Read it.** E5M2 has more range than E4M3, and its rounding error is about twice as large. Four bits span only a factor of 12.
 #
-# `rounded` equals PyTorch's cast, so the faster cast takes its place, behind a clamp.
+# `rounded` equals PyTorch's cast, which takes its place below, behind a clamp.
 #
 # ## 2. Who shares a scale decides
 #
-# Before the cast, numbers are divided by a **scale**, which maps the largest to the format's largest. Whatever is far
+# Before the cast, numbers are divided by a **scale**, so that the largest becomes the format's largest. Whatever is far
 # smaller fades to zero. So it matters which numbers, a *block*, share a scale:
 #
 # | scheme | numbers that share a scale | scale | bits a number |
 # |---|---|---|---|
-# | per tensor, per row | all; a row | fp32; torchao's rows: a power of two | 8 |
+# | per tensor, per row | all; a row | fp32 | 8 |
 # | [DeepSeek-V3](https://arxiv.org/abs/2412.19437) | 128; of weights 128 x 128 | fp32 | 8.25; weights 8.002 |
 # | [MXFP8](https://arxiv.org/abs/2310.10537) | 32 | E8M0 | 8.25 |
-# | [NVFP4](https://arxiv.org/abs/2509.25149) | 16; of weights 16 x 16 | E4M3, and one in fp32 for the tensor | 4.5, as kernels store it |
+# | [NVFP4](https://arxiv.org/abs/2509.25149) | 16; of weights 16 x 16 | E4M3, and one in fp32 for the tensor | 4.5, as stored |
 #
-# **Predict.** From which size on does an outlier hurt the others, in E4M3?
+# The picture answers the bet: where does each line begin to rise?
 
 # %%
 def fast(x, form):
@@ -147,7 +150,6 @@ def scaled(x, form, block=None, scale_as=lambda scale: scale):
 SCHEMES = {
     "int8, per tensor": lambda x: (x / (step := x.abs().max().clamp(min=1e-30) / 127)).round() * step,
     "E4M3, per tensor": partial(scaled, form=E4M3),
-    "E4M3, blocks of 128": partial(scaled, form=E4M3, block=128),
     "MXFP8": partial(scaled, form=E4M3, block=32, scale_as=power_of_two),
     "NVFP4": partial(scaled, form=E2M1, block=16, scale_as=two_levels),
     "E2M1, per tensor": partial(scaled, form=E2M1),
@@ -165,7 +167,7 @@ for factor in factors:
 # %% jupyter={"source_hidden": true}
 show(draw_outliers(factors, errors, title="Measured: one outlier among normally distributed numbers, and the error of all others"),
      alt="int8's error is 100% at 1,000. E4M3 per tensor stays at 2.7% up to 10,000 and reaches 95% at a "
-     "million. E2M1 per tensor loses all others at 100. E4M3 in blocks stays below 5%. NVFP4 stays at 10% up to 100,000 and reaches 72% at a million.")
+     "million. E2M1 per tensor loses all others at 100. MXFP8 stays below 5%. NVFP4 stays at 10% up to 100,000 and reaches 72% at a million.")
 grown = {f: e / errors["E4M3, per tensor"][0] for f, e in zip(factors, errors["E4M3, per tensor"], strict=True)}
 for factor in factors[9::3]:
     zeros = (typical.abs() < factor / E4M3.largest * 2**-10).float().mean()  # half of E4M3's smallest number
@@ -174,29 +176,21 @@ print(f"your bet at 1,000: x {my_bet_factor:g}")
 assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
 
 # %% [markdown]
-# **Read it.** The answer to the bet is 1: in E4M3 an outlier of a thousand changes nothing. int8, whose steps are equal, has lost all
-# other numbers there. E4M3's steps shrink with the number, until its exponents end: from 448 / $2^{-6}$ = 28,672 on, typical numbers lose
-# digits. A smaller block confines the damage. **Four bits** need small blocks: an outlier of 100 takes everything from the rest.
+# **Read it.** The answer to the bet is 1: in E4M3 an outlier of a thousand costs the others nothing. int8's steps are all equal, so the
+# others are lost by then. E4M3's steps shrink with the number, until its exponents end: from 448 / $2^{-6}$ = 28,672 on, typical
+# numbers lose digits.
 #
-# In LLMs single activations are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). A norm tames them before most
-# linear layers, but not before `down`, the last layer of a SwiGLU.
+# A small block confines the damage, as MXFP8 shows. **Four bits** need small blocks: with one scale an outlier of 100 takes
+# everything. NVFP4's hold until their own scales, E4M3 shares of *one* scale, run out of range.
+#
+# In LLMs single activations are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). Norms tame what enters most
+# linear layers, but none stands before `down`, the last layer of a SwiGLU.
 #
 # **Question.** MXFP4 has E2M1 numbers, and an E8M0 scale for 32. How many bits does a number take?
 
 # %%
 bits_of_mxfp4 = ...
 check("20.bits_of_mxfp4", bits_of_mxfp4)
-
-# %% [markdown]
-# Zeros stay zero, and two kinds of input are refused:
-
-# %%
-assert not any(small(torch.zeros(2, 128)).any() for small in SCHEMES.values()), "a scheme makes something of nothing"
-for x in (torch.ones(2, 100), torch.tensor([[1.0, float("inf")] * 16])):
-    try:
-        scaled(x, E4M3, block=32)
-    except ValueError as error:
-        print(error)
 
 # %% [markdown]
 # ## 3. Long sums stay wide
@@ -226,10 +220,10 @@ for recipe, per_row in ((ScalingType.TensorWise, False), (ScalingType.RowWise, T
         assert apart < 1e-6, "only the order of fp32 sums may differ"
 
 # %% [markdown]
-# Block scales need a GPU's kernel. So **from here on products are emulated**: operands are rounded, then multiplied in fp32.
+# On a CPU it takes no block scales. So **from here on products are emulated**: factors are rounded, then multiplied in fp32.
 #
-# How wide must the sum be? DeepSeek found that H800's tensor cores keep [about 14 bits](https://arxiv.org/abs/2412.19437), and moves the
-# sum to an fp32 register every 128 products. Emulated, with 32 products added exactly before each cut:
+# How wide must the sum be? DeepSeek found that an H800's tensor cores keep [about 14 bits](https://arxiv.org/abs/2412.19437), and moves
+# the sum to an fp32 register every 128 products. Both emulated, with 32 products added exactly before each cut:
 
 # %%
 def cut(x, bits):  # toward zero
@@ -256,23 +250,24 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
         right = a.double() @ b.double().T
         off = {every: ((in_14_bits(a, b, every) - right).norm() / right.norm()).item() for every in (None, 128)}
         told = f"{off[None]:.3%} in 14 bits, {off[128]:.3%} moved to fp32 every 128"
-        print(f"{k:>6} products {signs:<13}: {told} (emulated); operands rounded: {(right - wanted).norm() / wanted.norm():.3%}")
+        print(f"{k:>6} products {signs:<13}: {told} (emulated); factors rounded: {(right - wanted).norm() / wanted.norm():.3%}")
         assert k < 4096 or off[None] > 2 * off[128], "a short sum errs more the longer it is"
 
 # %% [markdown]
-# **Read it.** Each cut goes toward zero here, so the error grows with the sum's length; moved every 128 it stays small. In sums of both
-# signs the rounding of operands still costs more. In sums of one sign those roundings cancel and the cuts do not: from 4,096 products on the
-# short sum costs more. torchao takes it (*fast accumulation*) in the forward product alone.
+# **Read it.** Cuts go toward zero here, so the error grows with the sum's length. Moved every 128 products, it stays small.
 #
-# ## 4. Eight bits cost a small error, until an outlier comes
+# In sums of both signs rounding the factors still costs more. In sums of one sign roundings cancel and cuts add up: from 4,096
+# products on they cost more. torchao takes short sums (*fast accumulation*) for a layer's output alone.
 #
-# A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. Blocks must lie along
-# each product's sum. So $x$, $w$ and the output's gradient $g$ are rounded twice, once transposed. In the picture
-# stripes turn with the sum; squares need not:
+# ## 4. Factors of products may be small
+#
+# A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. Each adds up along
+# another dimension, and a scale must hold along it. So $x$, $w$ and the output's gradient $g$ are rounded twice, once transposed.
+# Stripes turn with the sum; squares need not:
 
 # %%
 show(draw_products(title="Who shares a scale: each product's two factors (drawn, not to scale)"),
-     alt="Five recipes by three products. One scale for a whole tensor; a scale for each row along the sum. DeepSeek-V3: activations and gradients in stripes of 128 along the sum, weights in "
+     alt="Four recipes by three products. A scale for each row along the sum. DeepSeek-V3: activations and gradients in stripes of 128 along the sum, weights in "
      "squares of 128. MXFP8: stripes of 32 for all. NVFP4: stripes of 16, weights in squares of 16. Stripes turn with the sum.")
 
 # %%
@@ -298,7 +293,7 @@ def all_three(small, small_gradient=None):
     return lambda x, w: ThreeProducts.apply(x, w, small, small, small_gradient or small)
 
 
-def input_alone(small, small_gradient=None):  # weights and gradients stay as they are
+def input_alone(small):  # weights and gradients stay as they are
     return lambda x, w: ThreeProducts.apply(x, w, small, torch.clone, torch.clone)
 
 
@@ -314,11 +309,8 @@ RECIPES = {
 }
 
 # %% [markdown]
-# A small transformer has read Python's sources for 40 steps in fp32. How far is a gradient from fp32's, if its blocks' linear
-# layers round all three tensors? The first column tells.
-#
-# For the others an outlier is *planted* in the input of each `down`, which alone is rounded. A row of `up` is multiplied, and `down`'s
-# column that reads it is divided: in exact arithmetic the same model.
+# A small transformer has read Python's sources for 40 steps in fp32. Now its blocks' linear layers round $x$, $w$ and $g$. How far
+# are their weights' gradients from fp32's?
 
 # %%
 pairs = batches(6, seed=9)
@@ -341,29 +333,39 @@ def gradient_errors(product, count, planted=1.0, only=""):
 # %%
 found = {}
 for name, smalls in RECIPES.items():
-    torch.manual_seed(0)
-    whole = gradient_errors(all_three(*smalls), 6)
-    assert "E4M3, " not in name or whole.mean() < 0.2, f"{name}: eight bits lose a fifth of the gradient"
-    found[name] = {"all three, 6 batches": f"{whole.mean():.1%} ± {whole.std():.1%}"}
-    for factor in (1, 1e5, 1e6):
-        off = gradient_errors(input_alone(*smalls), 3, factor, "down").mean()
-        found[name] |= {f"input of `down` alone, outlier x {factor:,.0f}": f"{off:.1%}" if off < 1 else "over 100%"}
-pd.DataFrame(found).T.rename_axis("error of the gradient (measured, products emulated)")
+    off = gradient_errors(all_three(*smalls), 6)
+    assert "E4M3, " not in name or off.mean() < 0.2, f"{name}: eight bits lose a fifth of the gradient"
+    found[name] = {"error of the gradient, 6 batches (measured, products emulated)": f"{off.mean():.1%} ± {off.std():.1%}"}
+pd.DataFrame(found).T
 
 # %% [markdown]
-# **Read it.** In the first column eight bits cost about 5%, whoever shares a scale. E5M2 for gradients costs more: it has a digit less. Four
-# bits lose most of the gradient without blocks; in blocks of 16 they cost about five times what eight bits cost.
+# **Read it.** Eight bits cost about 5%, whoever shares a scale. Gradients in E5M2 cost more: it has a digit less. With one scale four
+# bits err by nearly the gradient's own size, in blocks of 16 by about a quarter of it.
 #
-# Then read a row from left to right. At 100,000 one scale errs four times as much as without an outlier, and MXFP8's blocks no more than
-# before. At a million one scale breaks, rows lose three tenths, and MXFP8 stays below 4%. NVFP4 breaks too: its block scales are
-# E4M3 shares of *one* scale, whose range ends. With scales in fp32 it does not.
+# Now an outlier is *planted* in the input of each `down`, and that tensor alone is rounded. A row of `up` is multiplied, so one channel
+# grows in every token. `down`'s column that reads it is divided: in exact arithmetic the same model.
+
+# %%
+found = {}
+for name in ("E4M3, per tensor", "E4M3, per row, powers of two (torchao's)", "MXFP8", *list(RECIPES)[-2:]):
+    found[name] = {}
+    for factor in (1, 1e5, 1e6):
+        off = gradient_errors(input_alone(*RECIPES[name]), 3, factor, "down").mean()
+        found[name][f"channel x {factor:,.0f}"] = f"{off:.1%}" if off < 1 else "over 100%"
+pd.DataFrame(found).T.rename_axis(columns="error of the gradient, 3 batches (measured, emulated)")
+
+# %% [markdown]
+# **Read it.** At 100,000 one scale errs four times as much as without an outlier, and MXFP8 no more than before. At a million one scale
+# breaks, rows lose three tenths, and MXFP8 stays below 4%. NVFP4 breaks too, by its E4M3 scales: with scales in fp32 it holds.
 #
-# In training, FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437) of bf16's loss. In
-# NVFP4 NVIDIA's 12B model ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole recipe adds
-# rotations, square blocks of weights, gradients rounded by chance, and some layers in 16 bits.
+# Published losses tell how whole runs end. FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437)
+# of bf16's. In NVFP4 NVIDIA's 12B model ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole
+# recipe adds rotations, square blocks of weights, gradients rounded by chance, and some layers in 16 bits.
 #
-# All this rounds *copies*. Could the **master weights**, which the optimizer updates, be small? Adam moves a weight by about the
-# learning rate. DeepSeek-V3 began with weights of 0.006 and a rate of 2.2e-4, and ended with 7.3e-6. What share of such weights moves?
+# ### Could master weights be small?
+#
+# All this rounds *copies*. The optimizer updates **master weights**: Adam moves one by about the learning rate at most. DeepSeek-V3 began
+# with weights of 0.006 and a peak rate of 2.2e-4, and ended with 7.3e-6. What share of such weights moves?
 
 # %%
 BF16 = Form("bf16", 7, -126, 3.39e38)
@@ -377,13 +379,23 @@ for rate in (2.2e-4, 7.3e-6):
     assert moved_8 < moved_16 and abs(step - 1) < 0.3, "fewer digits lose more updates; chance loses none in the mean"
 
 # %% [markdown]
-# **Read it.** At the first rate E4M3 loses half of the updates. At the last rate bf16 loses most of them too. *Stochastic rounding* goes up or
-# down by chance, and so loses none in the mean.
+# **Read it.** At the first rate E4M3 loses half of the updates. At the last rate bf16 loses most of them too. *Stochastic rounding* goes
+# up or down by chance, and so loses none in the mean.
 #
 # ## 5. Which bytes stay, and what speed comes
 #
-# **Activations.** A SwiGLU of $T$ tokens and $H$ channels, $4H$ inside, keeps its layers' inputs for backward. They can be kept in E4M3.
-# `down`'s input can also be *made again* in backward, which is checkpointing. DeepSeek-V3 does both.
+# Products in eight bits leave model states as they are: master weights, gradients, moments. So memory does not halve, as two
+# published peaks show:
+
+# %%
+peak_in_16, peak_in_8 = published_peaks()
+print(f"8B on 8 H100, FSDP, compiled: bf16 {peak_in_16} GiB per GPU, products and gather in FP8 {peak_in_8} GiB (reserved, published)")
+
+# %% [markdown]
+# ### What could shrink: activations
+#
+# torchao keeps layers' inputs in 16 bits for backward. DeepSeek-V3 keeps a SwiGLU's in E4M3, and makes `down`'s *again* in backward.
+# What does each save? $T$ tokens have $H$ channels, and $4H$ inside:
 
 # %%
 class KeepsEight(torch.autograd.Function):
@@ -433,9 +445,11 @@ for name, size in kept.items():
 
 # %% [markdown]
 # **Read it.** Eight bits in the layers alone save little: SiLU and the multiplication keep three tensors in 16 bits.
-# Making `down`'s input again nearly halves the bytes without a number in eight bits. Eight bits then cut the rest by 43%.
+# Making `down`'s input again nearly halves the bytes. Eight bits on top cut the rest by 43%.
 #
-# **Sends.** FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks agree on one number:
+# ### What is sent
+#
+# FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks first agree on it:
 
 # %%
 def gather_small(shard):
@@ -462,7 +476,16 @@ print("a NaN on rank 1:", *said)
 assert len(said) == 1 and "NaN" in said.pop(), "all ranks refuse with one sentence, nobody waits"
 
 # %% [markdown]
-# **How much faster?** Pairs of one model, layout and cluster, published by torchtitan, [torchao](https://docs.pytorch.org/ao/main/workflows/training.html),
+# **Question.** 64 ranks gather 8 billion weights once, by FSDP, in E4M3. How many GB does each rank *receive*, scales apart?
+
+# %%
+received_gb = ...
+check("20.received_gb", received_gb)
+
+# %% [markdown]
+# ### How much faster
+#
+# Pairs of one model, layout and cluster, published by torchtitan, [torchao](https://docs.pytorch.org/ao/main/workflows/training.html),
 # [PyTorch](https://dev-discuss.pytorch.org/t/enabling-float8-all-gather-in-fsdp2/2359),
 # [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary-archive.md) (its release in brackets) and for
 # [DGX Station](https://build.nvidia.com/station/nvfp4-pretraining):
@@ -480,30 +503,10 @@ for gain in (gain for gain in gains if gain.gpu):
           f"FP8 {gain.share:+.0%} published, {after / before - 1:+.0%} predicted")
 
 # %% [markdown]
-# **Read it.** Products in eight bits are twice as fast by the data sheet, but a step gains 4 to 50% here: its rest does
-# not shrink, and casts cost time. A scale a tensor gains more than a scale a row, but it also gathers eight bits. NVFP4
-# gains 28 to 56% over MXFP8 in the dense models, and 3% with experts. The planner promises too much in all three runs.
+# **Read it.** Products in eight bits are twice as fast by the data sheet. A whole step gains 4 to 50%: what is neither product nor gather is no
+# faster, and casts cost time. A scale a tensor gains more than a scale a row, but it also gathers eight bits. NVFP4 gains 28 to 56%
+# over MXFP8 in the dense models, and 3% with experts. The course's planner promises more than was published.
 #
-# **The answer, number by number:**
-#
-# | number | may be | why |
-# |---|---|---|
-# | operands of products: weights' copies, activations, gradients | 8 bits; 4 with NVFP4's whole recipe | losses stayed close: section 4 |
-# | sums of products | fp32; the forward one may be short | cut, they drift |
-# | gradients of weights | 16 bits; DeepSeek-V3: 32 | sums, too |
-# | master weights | 32 bits; 16 rounded by chance | small updates are lost |
-# | moments | 32 bits; 16 in DeepSeek-V3; [8 in blocks](https://arxiv.org/abs/2110.02861) | losses stayed, in these papers |
-# | what SwiGLU keeps | 8 bits, the product made again | read once, backward |
-# | embedding, norms, head, attention's products | 16 bits and more | sensitive (DeepSeek-V3) |
-# | what is gathered | 8 bits | cast anyway, if all agree on the scale |
-#
-# **Question.** 64 ranks gather 8 billion weights once, by FSDP, in E4M3. How many GB does each rank *receive*, scales apart?
-
-# %%
-received_gb = ...
-check("20.received_gb", received_gb)
-
-# %% [markdown]
 # ## Break it, diagnose it
 #
 # To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** saves that: it takes the largest of *earlier*
@@ -535,25 +538,36 @@ assert min(last[4][2], last[10][2], long[4][2]) > 0.1 > 10 * long[10][2], "a spi
 assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 
 # %% [markdown]
-# **Diagnose it.** Nothing becomes NaN: numbers above the old maximum are cut to it. The loss does not tell: by the last batch's scale it
-# is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells. Transformer Engine's `DelayedScaling` takes
-# [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html). Like the third arm it cuts a first spike, not
-# its return.
+# **Diagnose it.** Nothing becomes NaN: the clamp cuts numbers above the old maximum to it. The loss does not tell: by the last batch's
+# scale it is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells.
+#
+# Transformer Engine's `DelayedScaling` takes [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html).
+# Like the blue bars, it cuts a first spike and not its return.
 #
 # SwiGLU's outliers broke an FP8 run with delayed scaling [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
 
 # %% [markdown]
 # ## Recap
 #
-# - With one scale E4M3 bears an outlier of 10,000; E2M1 is lost at 100 (normal numbers).
-# - Operands of products may have 8 bits, or 4 with NVFP4's whole recipe. Long sums and master weights stay wide.
-# - FP8 gave 4 to 50% more tokens a second in the pairs shown.
+# | which number of a step? | bits | why |
+# |---|---|---|
+# | factors of products | 8; 4 with NVFP4's whole recipe | losses stayed close |
+# | what FSDP gathers | 8 | it is cast anyway |
+# | what SwiGLU keeps | 8, the product made again | read once, in backward |
+# | sums of products | 32; fewer for a layer's output | cuts add up |
+# | master weights | 32; 16 rounded by chance | small updates are lost |
+# | gradients of weights | 16; DeepSeek-V3: 32 | sums, too |
+# | moments | 32; 16 in DeepSeek-V3; [8 in blocks](https://arxiv.org/abs/2110.02861) | losses stayed close |
+# | embedding, norms, head, attention's products | 16 and more | sensitive, says DeepSeek |
+#
+# - Among normal numbers E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
+# - From bf16 to 8 bits gave 4 to 50% more tokens a second in the pairs shown. Model states stay as large.
 # - A scale too small cuts without a NaN: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
 # [solution](../../solutions/advanced/20_eight_bits.ipynb).
 #
-# **References.** Those linked above, and *FP8 formats for deep learning*, [arXiv:2209.05433](https://arxiv.org/abs/2209.05433).
+# **References.** Those linked above, and [FP8 formats for deep learning](https://arxiv.org/abs/2209.05433).
 
 # %% [markdown]
 # ## On Monday
@@ -617,7 +631,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #     print(f"{name:<40} {what:<9} off by {one:.1%} with one scale, {rows:.1%} one a row, {blocks:.1%} one for 32")
 # ```
 #
-# Where one scale errs half as much again as blocks, take rows if they hold, else blocks.
+# Where one scale errs half as much again as blocks do, take rows if they err less, else blocks.
 #
 # **3. Convert, with torchao.** Start from fp32 weights, with tokens a batch in multiples of 16.
 #
@@ -660,14 +674,14 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #
 # Compare the smoothed loss with a bf16 twin's, over all tokens you can pay.
 #
-# **4. On B200**, Transformer Engine. You have `model`, its list of `blocks`, and `data` (not run on a GPU here):
+# **4. On B200**, Transformer Engine. You have `model`, its list of `blocks`, and `data`:
 #
 # ```python
 # import torch
 # import transformer_engine.pytorch as te
 # from transformer_engine.common.recipe import MXFP8BlockScaling  # then NVFP4BlockScaling
 #
-# recipe, wide = MXFP8BlockScaling(), 0  # with NVFP4: 4, so that the last four blocks stay in bf16
+# recipe, wide = MXFP8BlockScaling(), 0  # with NVFP4: 4; the last four blocks stay in bf16, as on the DGX Station above
 #
 # def exchange(module):  # `te.Linear` takes a recipe; sides in multiples of 32
 #     for name, part in list(module.named_children()):
