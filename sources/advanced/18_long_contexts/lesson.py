@@ -15,8 +15,8 @@
 # (*context parallelism*, CP), and how do they?
 #
 # **Promise.** You build a ring of four ranks, and get the gradients of one process. A simulator of eight H100s answers: **memory goes by
-# the tokens on a GPU**. Up to 512k each GPU can train on its own sequence. At 1M they share one. Sharing makes its step short, and
-# hardly changes tokens a second.
+# the tokens on a GPU**. Up to 512k each GPU can train on its own sequence. At 1M they share one. Sharing makes its step short, at
+# best without a loss of tokens a second.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -25,7 +25,7 @@
 # ## A bet
 #
 # Four ranks share a sequence. Each holds a quarter, in order, and a token attends to all before it. By how many percent is attention
-# slower than if all ranks had equal work? Section 3 counts.
+# slower than if all ranks had equal work?
 
 # %%
 my_bet_percent = 10
@@ -77,7 +77,7 @@ show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, ab
 # %% [markdown]
 # **Read it.** At 1M the ring of eight takes 86 GiB, as one GPU does with an eighth of the tokens, 128k: **the tokens on a GPU decide**.
 # In the end lines double with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic. Four
-# peaks at 128k, the first without these means:
+# peaks at 128k, *plain* without these means:
 
 # %% jupyter={"source_hidden": true}
 for name in [*LINES][:4]:  # section 5 has the rings
@@ -359,15 +359,16 @@ most_ranks = ...
 check("18.most_ranks", most_ranks)
 
 # %% [markdown]
-# At real sizes, gradients that ranks add up travel in fp32, and all else in bf16:
+# At real sizes:
 
 # %% jupyter={"source_hidden": true}
-print("MB that a rank sends for a layer, of 131,072 tokens under checkpoints (predicted):")
+print("MB that a rank sends for a layer, of 131,072 tokens under checkpoints, gradients that ranks add up in fp32 and all else in bf16 (predicted):")
 print(*(told_megabytes(name, n, 131_072) for name, n in (("llama-3-8b", 2), ("llama-3-8b", 8), ("qwen2.5-7b", 8))), sep="\n")
 
 # %% [markdown]
 # **Choose.** For this 8B, gathering sends least over two ranks, and Ulysses over eight. But attention waits for both. A ring's messages
-# travel while attention computes, so it bears slow links (section 5). Where heads do not divide, as Qwen's over eight, the two combine.
+# travel while attention computes, so it bears slow links (section 5). Qwen's do not divide over eight: Ulysses over four and rings of two
+# combine.
 #
 # ## 4. A whole model needs three things more, and packed rows a mask
 #
@@ -447,7 +448,7 @@ print("targets by rank:", *counts, f" in a mean of the ranks' means one on rank 
 # **Read it.** Without the mask, documents leak. Positions may go on, because rotary positions count *distances*: the gap is fp32's
 # rounding. Ranks hold unequal numbers of targets, so divide by the count of **all**.
 #
-# ## 5. One GPU holds 512k tokens, and at 1M eight share
+# ## 5. Each GPU holds 512k tokens, and at 1M eight share
 #
 # What does a ring hold at full size? Eight GPUs share 128k tokens and the states:
 
@@ -479,7 +480,7 @@ for row in runs:
 
 # %% [markdown]
 # **Read it.** Tokens **a rank** decide here, too: 84 GiB at 32k and at 262k. This is 10% above the simulator: our margin, from one run, in
-# fp8 and on a larger card. Time is less sure: at 262k we predict 1.9 times the speed.
+# fp8 and on a larger card. Time is less sure: at 262k we predict 1.9 times the speed, and cannot tell why.
 #
 # **When do messages hide?** With $c$ tokens a rank, the attention of a round grows with $c^2$, and its messages with $c$. Look where they
 # cross, again at 380 TFLOP/s:
@@ -510,7 +511,7 @@ for where, found in rounds.items():
 
 # %% [markdown]
 # **Read it.** At this rate backward's messages hide from 351 tokens a rank in a node, and from 2,714 across nodes. At 128k ours have
-# 16,384. Gathered keys hide behind nothing: across nodes forward's attention waits 12%. Llama 3 bears this, over 16 GPUs (published).
+# 16,384. Gathered keys hide behind nothing: across nodes forward's attention waits 12%. Llama 3 gathers over 16 GPUs (published).
 #
 # **What fits** with half the margin, with all, and with twice?
 
@@ -527,12 +528,11 @@ print(TRL_ROW, "    with attention at 190, 380, 760 TFLOP/s: a step " + ", ".joi
 
 # %% [markdown]
 # **Read it. Up to 512k you need not share**, even with twice the margin. The price is a step of eight sequences in 747 s (predicted), and
-# 896 GiB pinned on a host. A ring of eight trains one sequence in 91 s, at about as many tokens a second, and pins nothing.
+# 896 GiB pinned on a host. A ring of eight trains one sequence in 91 s and pins nothing, at best at as many tokens a second.
 #
 # **At 1M GPUs share.** With all three means one would reserve 118 GiB, and parameters and optimizer state are only 10.6 of these. A ring
-# of eight fits with checkpoints on the host, and one of sixteen without. TRL's eight gather keys instead:
-# [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We predict 501 s, and 261 with attention twice as
-# fast.
+# of eight fits with checkpoints on the host, and one of sixteen without. TRL trains Qwen3-8B so on eight, with keys gathered:
+# [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We predict 501 s.
 #
 # ## Break it, diagnose it
 #
@@ -561,9 +561,9 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # %% [markdown]
 # ## Recap
 #
-# **Memory goes by the tokens on a GPU.** In this simulation one H100 of eight holds 512k tokens of a 7B, and at 1M they share. This makes
-# one sequence's step short, and hardly changes tokens a second. Softmax adds up by log-sum-exps, so keys can go around a ring. Zigzag
-# gives all ranks equal work.
+# **Memory goes by the tokens on a GPU.** In this simulation each of eight H100s holds 512k tokens of a 7B, and at 1M they share. This
+# makes one sequence's step short, at best without a loss of tokens a second. Softmax adds up by log-sum-exps, so keys can go around a
+# ring. Zigzag gives all ranks equal work.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
