@@ -76,8 +76,9 @@ show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, ab
 
 # %% [markdown]
 # **Read it.** At 1M the ring of eight takes 86 GiB, as one GPU does with an eighth of the tokens, 128k: **the tokens on a GPU decide**.
-# In the end lines double with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic. Four
-# peaks at 128k, *plain* without these means:
+# In the end lines double with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic.
+#
+# Which bytes are these? Four peaks at 128k. *Plain* has none of these means:
 
 # %% jupyter={"source_hidden": true}
 for name in [*LINES][:4]:  # section 5 has the rings
@@ -250,8 +251,8 @@ for zigzag in (False, True):
     assert gap < 1e-13 and sent == {predicted}, "fp64 rounds at 1e-16; every piece once, every gradient home"
 
 # %% [markdown]
-# **Read it.** Both layouts equal one process to fp64's rounding. Training runs in bf16. What would sums in bf16
-# cost?
+# **Read it.** Both layouts equal one process to fp64's rounding. Training runs in bf16.
+# What would sums in bf16 cost?
 
 # %%
 for name, sums in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
@@ -367,8 +368,8 @@ print(*(told_megabytes(name, n, 131_072) for name, n in (("llama-3-8b", 2), ("ll
 
 # %% [markdown]
 # **Choose.** For this 8B, gathering sends least over two ranks, and Ulysses over eight. But attention waits for both. A ring's messages
-# travel while attention computes, so it bears slow links (section 5). Qwen's do not divide over eight: Ulysses over four and rings of two
-# combine.
+# travel while attention computes, so it bears slow links (section 5). Qwen's heads do not divide over eight. There Ulysses over four
+# and rings of two combine.
 #
 # ## 4. A whole model needs three things more, and packed rows a mask
 #
@@ -480,7 +481,7 @@ for row in runs:
 
 # %% [markdown]
 # **Read it.** Tokens **a rank** decide here, too: 84 GiB at 32k and at 262k. This is 10% above the simulator: our margin, from one run, in
-# fp8 and on a larger card. Time is less sure: at 262k we predict 1.9 times the speed, and cannot tell why.
+# fp8 and on a larger card. Time is less sure: at 262k we predict 1.9 times the published speed, and cannot tell why.
 #
 # **When do messages hide?** With $c$ tokens a rank, the attention of a round grows with $c^2$, and its messages with $c$. Look where they
 # cross, again at 380 TFLOP/s:
