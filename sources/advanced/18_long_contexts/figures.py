@@ -19,7 +19,6 @@ __all__ = ["draw_growth", "draw_overlap", "draw_rounds"]
 
 # Colour, marker and line of each curve: they differ in grey, too.
 _LOOKS = [
-    ("#bd1f01", "s", "-"),
     ("#832db6", "D", "-"),
     ("#3f90da", "o", "--"),
     ("#3b7a3b", "*", "-."),
@@ -51,7 +50,8 @@ def draw_growth(
         lengths = sorted({n for curve in reserved.values() for n in curve})
         if len(lengths) < 2:
             raise ValueError("reserved needs curves of two lengths or more.")
-        room, top = room_bytes / GIB, 2100.0
+        room = room_bytes / GIB
+        top = 1.25 * (1 + above) * max(max(curve.values()) for curve in reserved.values()) / GIB
         axes.axhspan(room, top, color="#eeeeee", zorder=0)
         axes.axhline(room, color="black", lw=1, ls=":")
         for place, (name, curve) in enumerate(reserved.items()):

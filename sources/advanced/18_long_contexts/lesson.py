@@ -14,8 +14,9 @@
 # **The question.** A 7B model is to train on sequences of up to a million tokens. From what length on must GPUs share one sequence
 # (*context parallelism*, CP), and how do they?
 #
-# **Promise.** You pass keys around a ring of four ranks, and get the gradients of one process. You see what fills a GPU of 80 GB. In
-# the simulator a 7B needs no ring up to 512k tokens, and needs one at 1M.
+# **Promise.** You build a ring of four ranks, and get the gradients of one process. A simulator of eight H100s answers: **memory goes by
+# the tokens on a GPU**. Up to 512k each GPU can train on its own sequence. At 1M they share one. Sharing makes its step short, at
+# best without a loss of tokens a second.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,8 +24,8 @@
 #
 # ## A bet
 #
-# Four ranks share a sequence. Each holds a quarter of it, in order, and a token attends to all tokens before it. By how many percent
-# is attention slower than if all ranks had equal work? Section 3 counts.
+# Four ranks share a sequence. Each holds a quarter, in order, and a token attends to all before it. By how many percent is attention
+# slower than if all ranks had equal work?
 
 # %%
 my_bet_percent = 10
@@ -57,51 +58,53 @@ from utils.lessons.lesson_18.volumes import told_megabytes
 # ## 1. Memory grows in step with the tokens
 #
 # Eight H100s train Qwen2.5-7B with flash attention, states sharded by FSDP2. The picture shows what a GPU reserves in the simulator,
-# and a margin of 10% (section 5). On the first four lines each GPU has its own sequence, and each line adds to the one before:
+# and a margin of 10% (section 5). On the first three lines each GPU has its own sequence, and each line adds to the one before:
 #
 # - *chunked loss, checkpoints*: a few tokens' logits at a time, and of each block only its input
 #   ([05](../intermediate/05_checkpointing.ipynb));
-# - *on the host*: these inputs wait in the CPU's memory;
-# - *MLP tiled*: 8,192 tokens at a time, computed once more in backward.
+# - *checkpoints on the host*: these inputs wait in the CPU's memory;
+# - *on the host, MLP tiled*: 8,192 tokens at a time, computed once more in backward.
 #
-# On the last two lines the eight GPUs share one sequence, with chunked loss and checkpoints. New words:
+# On the last two lines the eight GPUs share one sequence. Look where lines cross the GPU's 78 GiB. New words:
 # [glossary](../00_glossary.ipynb).
 
 # %%
 held, room_bytes, ABOVE = recorded("reserved_bytes"), simulated_device("H100").usable_bytes, 0.10
 show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, above=ABOVE, told=TOLD, device="a simulated H100-80GB",
                  title="Qwen2.5-7B on 8 GPUs: FSDP2, fp32 states, bf16, flash attention"),
-     alt="What a GPU reserves, and 10% on top, over 8k to 1M tokens: the longer, the nearer to doubling as tokens double. The GPU has 78. At 128k: plain 1,065 GiB, chunked loss and checkpoints 86. At 256k with checkpoints on the host 105, with a tiled MLP 49. At 512k tiled takes 71 and a ring of eight 56. At 1M the ring takes 86, and only the ring with checkpoints on the host fits, with 65.")
+     alt="What a GPU reserves, and 10% on top, over 8k to 1M tokens: the longer, the nearer to doubling as tokens double. The GPU has 78 GiB. At 128k chunked loss and checkpoints take 86. At 256k with checkpoints on the host 105, with a tiled MLP 49. At 512k tiled takes 71 and a ring of eight 56. At 1M the ring takes 86, as one GPU does at 128k, and only the ring with checkpoints on the host fits, with 65.")
 
 # %% [markdown]
-# **Read it.** Lines come near to doubling when the tokens double, since flash attention never stores the scores of all pairs. So
-# **memory is linear in the tokens, and only the work is quadratic**. The first four peaks at 128k, with parts above 2 GiB:
+# **Read it.** At 1M the ring of eight takes 86 GiB, as one GPU does with an eighth of the tokens, 128k: **the tokens on a GPU decide**.
+# In the end lines double with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic.
+#
+# Which bytes are these? Four peaks at 128k. *Plain* has none of these means:
 
 # %% jupyter={"source_hidden": true}
-for name in DRAWN[:4]:  # section 5 has the rings
+for name in [*LINES][:4]:  # section 5 has the rings
     found = of_one_rank("qwen2.5-7b", 131_072, *LINES[name])
     parts = ", ".join(f"{kind} {size / 2**30:.1f}" for kind, size in found.breakdown.items() if size > 2**31)
-    print(f"{name}: peak {found.peak_bytes / 2**30:.1f} GiB, {held[name][131_072] / 2**30:.1f} reserved (simulated): {parts}")
-    assert is_the_same(found.peak_bytes, recorded()[name][131_072]), "the picture shows another step than this one"
+    print(f"{name}: peak {found.peak_bytes / 2**30:.1f} GiB, {held[name][131_072] / 2**30:.1f} reserved (simulated). Parts above 2 GiB: {parts}")
+    assert is_the_same(found.peak_bytes, recorded()[name][131_072]), "the record is of another step than this one"
 print(f"the GPU has {room_bytes / 2**30:.1f} GiB; 28 blocks' inputs: 28 x 131,072 x 3,584 x 2 bytes = {28 * 2**17 * 3584 * 2 / 2**30:.1f}; three fp32 copies of the logits: 131,072 x 152,064 x 12 = {1.5 * 2**20 * 152_064 / 2**30:.1f}")
 
 # %% [markdown]
 # **Read it.** Plain, the GPU keeps nearly all that 28 blocks computed, and three fp32 copies of the logits. With chunked loss and
-# checkpoints two things are left: the blocks' inputs, 24.5 GiB, and the inside of **one** block while it is recomputed, with its
-# gradients, 34 GiB. The host takes the inputs. Then the MLP of that one block is the most, and tiling it makes room for 512k.
+# checkpoints two parts grow: the blocks' inputs, 24.5 GiB, and the inside of **one** block while backward is in it, 18.5 recomputed and
+# 15.8 of temporaries. The host takes the inputs. Then that block's MLP is the most, and tiling it makes room for 512k.
 #
 # ## 2. Softmax adds up in blocks, so keys can go around a ring
 #
-# At 1M tokens this is too much for one GPU. Context parallelism divides the *tokens*. In the picture, four ranks share eight *pieces*
-# of a sequence. A rank holds two neighbours (*in order*), or one piece from the front and one from the back (*zigzag*). Queries stay.
-# Keys and values, from here on *keys*, **go around a ring**, one rank further in each *round*:
+# At 1M no GPU holds a sequence alone. Context parallelism divides its *tokens*. Here four ranks share eight *pieces*. A rank holds two
+# neighbours (*in order*), or one piece from the front and one from the back (*zigzag*). Queries stay. Keys and values, from here on
+# *keys*, **go around a ring**, one rank further in each *round*. Follow zigzag's rounds, in the middle:
 
 # %%
 show(draw_holders(), alt="Causal attention as squares of pieces. In order ranks compute 2, 6, 10 and 14 squares; in zigzag 8 each. Below, zigzag's keys move one rank to the right each round. At the bottom, the gradient of keys 0 and 7 visits ranks 0 to 3, collects a term on each, and moves once more, home to rank 0.")
 
 # %% [markdown]
-# **Read it.** Take rank 1 in round 1. The keys of pieces 0 and 7 have come from rank 0. Rank 1 holds queries 1 and 6. Both see piece
-# 0, which is before them, and neither sees 7.
+# **Read it.** Take rank 1 in round 1. The keys of pieces 0 and 7 have come from rank 0. Queries 1 and 6 both see piece 0, and neither
+# sees 7.
 #
 # So a rank meets its keys in blocks, as flash attention does. For each query it keeps the largest score so far, the sum of
 # exponentials, and the output. When a larger score comes, these sums are scaled down:
@@ -248,8 +251,8 @@ for zigzag in (False, True):
     assert gap < 1e-13 and sent == {predicted}, "fp64 rounds at 1e-16; every piece once, every gradient home"
 
 # %% [markdown]
-# **Read it.** Both layouts equal one process to fp64's rounding. However many ranks there are, each sends less than three times all
-# keys. Training runs in bf16. What would sums in bf16 cost?
+# **Read it.** Both layouts equal one process to fp64's rounding. Training runs in bf16.
+# What would sums in bf16 cost?
 
 # %%
 for name, sums in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
@@ -262,7 +265,8 @@ for name, sums in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
 #
 # ## 3. Zigzag gives all ranks equal work
 #
-# `seen` tells how many pairs of query and key a rank computes in each round. A round lasts as long as its busiest rank computes:
+# Both layouts are right. Which is faster? `seen` tells how many pairs of query and key a rank computes in each round. A round lasts as
+# long as its busiest rank computes:
 
 # %%
 def pairs_by_round(zigzag, length=512):
@@ -288,8 +292,7 @@ print("in order on more ranks (predicted):", *(f"{ranks} ranks {1 - 1 / ranks:.0
 
 # %% [markdown]
 # **Read it.** In order, rank 3 meets the keys of three ranks whole, and half of its own: 3.5 units of work, where equal shares would
-# be 2. All wait for it, so attention takes 75% longer. With $n$ ranks it takes $1-\frac1n$ longer. In **zigzag** all work alike in
-# every round.
+# be 2. Attention takes 75% longer, and on $n$ ranks $1-\frac1n$. In **zigzag** all work alike in every round.
 #
 # **Question.** Sixteen ranks, in order. How many percent of the ring's time is rank 0 at work?
 
@@ -300,8 +303,8 @@ check("18.rank_0_percent", rank_0_percent)
 # %% [markdown]
 # ### Heads in place of tokens: Ulysses
 #
-# Each head attends by itself. So ranks can exchange, until each holds *all* tokens of *some* heads. They attend with any kernel, and
-# exchange back. The exchange is an all-to-all, and so is its backward:
+# A ring is one way of three. In the second, each rank attends for *some* heads, and to *all* tokens. Ranks exchange until they hold
+# these, attend with any kernel, and exchange back. The exchange is an all-to-all, and so is its backward:
 
 # %%
 show(draw_exchange(), alt="Tokens by heads: rows of four ranks before, columns of four ranks while they attend; each square says to whom it goes, and from whom it came.")
@@ -329,8 +332,8 @@ def ulysses(q, k, v, mask=None):
 
 
 # %% [markdown]
-# A third way gathers all keys on each rank, as Llama 3 does ([14](14_three_dimensions.ipynb)). With $A$ query heads, a rank sends in
-# forward and backward, in numbers of $\frac{s}{n} D$:
+# The third gathers all keys on each rank, as Llama 3 does ([14](14_three_dimensions.ipynb)). With $A$ query heads, a rank sends in
+# forward and backward, in units of $\frac{s}{n} D$ numbers:
 #
 # | way | sends | holds beside its own |
 # |---|---|---|
@@ -349,8 +352,6 @@ for name, (way, zigzag, numbers) in WAYS.items():  # Ulysses in order: its joine
     assert found.gap < 1e-13 and sent == numbers * unit, f"{name} sends something else than its formula"
 
 # %% [markdown]
-# **Read it.** All three equal one process, and send what the table says.
-#
 # **Question.** Qwen2.5-7B has 28 query heads and 4 key-value heads. Over how many of a node's eight GPUs, at most, can
 # this page's `ulysses` share a sequence?
 
@@ -359,21 +360,21 @@ most_ranks = ...
 check("18.most_ranks", most_ranks)
 
 # %% [markdown]
-# At real sizes, with gradients that ranks add up in fp32 and all else in bf16:
+# At real sizes:
 
 # %% jupyter={"source_hidden": true}
-print("MB that a rank sends for a layer, of 131,072 tokens under checkpoints (predicted):")
+print("MB that a rank sends for a layer, of 131,072 tokens under checkpoints, gradients that ranks add up in fp32 and all else in bf16 (predicted):")
 print(*(told_megabytes(name, n, 131_072) for name, n in (("llama-3-8b", 2), ("llama-3-8b", 8), ("qwen2.5-7b", 8))), sep="\n")
 
 # %% [markdown]
-# **Choose.** For this 8B, gathering sends least over two ranks, and Ulysses over eight. But attention waits for both, so take them
-# inside a node. A ring's messages travel while attention computes (section 5), so a ring may go across nodes. Where heads do not divide,
-# as Qwen's over eight, the two combine.
+# **Choose.** For this 8B, gathering sends least over two ranks, and Ulysses over eight. But attention waits for both. A ring's messages
+# travel while attention computes, so it bears slow links (section 5). Qwen's heads do not divide over eight. There Ulysses over four
+# and rings of two combine.
 #
 # ## 4. A whole model needs three things more, and packed rows a mask
 #
 # All other layers look at one token at a time. So a model needs three things more: this rank's tokens, *their positions* in the row,
-# and targets that were shifted **before** they were split. The sum of losses is divided by the number of all ranks' targets.
+# and targets that were shifted **before** they were split.
 
 # %% jupyter={"source_hidden": true}
 def fresh():
@@ -448,43 +449,42 @@ print("targets by rank:", *counts, f" in a mean of the ranks' means one on rank 
 # **Read it.** Without the mask, documents leak. Positions may go on, because rotary positions count *distances*: the gap is fp32's
 # rounding. Ranks hold unequal numbers of targets, so divide by the count of **all**.
 #
-# ## 5. One GPU holds 512k tokens, and 1M takes a ring
+# ## 5. Each GPU holds 512k tokens, and at 1M eight share
 #
-# First, eight ranks share 128k tokens by section 2's ring, and the states:
+# What does a ring hold at full size? Eight GPUs share 128k tokens and the states:
 
 # %%
 ours = of_one_rank("qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing", attend=ring(True))
 print(f"peak {ours.peak_bytes / 2**30:.1f} GiB (simulated):", ", ".join(
     f"{kind} {size / 2**30:.2f}" for kind, size in sorted(ours.breakdown.items(), key=lambda part: -part[1]) if size > 2**25))
 moves = [row for row in ours.traffic if row.collective == "send"]  # in bf16, and in fp32
-calls, sent = sum(row.calls for row in moves), sum(row.payload_bytes for row in moves)
-print(f"{calls} moves, {sent / 1e9:.1f} GB sent around the ring (simulated), {sent / 28e6:,.0f} MB a layer")
+sent = sum(row.payload_bytes for row in moves)
+print(f"a rank sends {sent / 1e9:.1f} GB around the ring (simulated), {sent / 28e6:,.0f} MB a layer")
 assert sent == 28 * (4 * (GPUS - 1) + 2 * (GPUS - 1) + 4 * GPUS) * 2 * 131_072 // GPUS * 4 * 128, "28 layers, forward twice: keys in bf16, gradients in fp32"
 score("18", ours)  # a row of your scoreboard
 
 # %% [markdown]
-# How near is a real run? torchtitan trained Llama 3.1 8B with 32,768 tokens a rank on H100s of **96 GB**, linear layers in fp8.
-# *Arithmetic* is the time by a token's FLOP, with linear layers at one to four times attention's rate:
+# **Read it.** Alone, a GPU peaked at 74.3 GiB, and here at 23.0. A layer's 1,242 MB are those of section 3.
+#
+# **How near is a real run?** torchtitan trained Llama 3.1 8B on H100s of **96 GB**, always with 32,768 tokens a rank, and with linear
+# layers in fp8. We simulate the first row in bf16, and predict speed by FLOP at 380 TFLOP/s. Llama 3 405B reached this over whole steps
+# at 131,072 tokens (published):
 
 # %% jupyter={"source_hidden": true}
 theirs, runs = of_one_rank("llama-3-8b", 32_768, "checkpointing"), torchtitan_runs()
 above = runs[0].reserved_gib / (theirs.reserved_bytes / 2**30) - 1
 print(f"Llama 3.1 8B, 32,768 tokens, whole loss, bf16: {theirs.reserved_bytes / 2**30:.1f} GiB reserved (simulated); torchtitan's first row {above:.0%} above")
 assert abs(above - ABOVE) < 0.015, "the margin is another than this run's"
-def token_cost(length, gain):
-    linear, attention = token_flop(model_shape("llama-3-8b"), length)
-    return 4 * linear / gain + 4.5 * attention
 for row in runs:
-    slower = runs[0].tokens_per_second / row.tokens_per_second
-    least, most = sorted(token_cost(row.length, gain) / token_cost(runs[0].length, gain) for gain in (1, 4))
-    print(f"{row} (published); a token takes {slower:.2f} times as long, by arithmetic {least:.2f} to {most:.2f} (predicted)")
+    linear, attention = token_flop(model_shape("llama-3-8b"), row.length)
+    print(f"{row} (published), {LLAMA_3_FLOPS / (4 * linear + 4.5 * attention):,.0f} by FLOP (predicted)")
 
 # %% [markdown]
-# **Read it.** Tokens **a rank** decide the memory: 84 GiB at 32k and at 262k. This is 10% above the simulator: our margin, from one run
-# on a larger card. Time is less sure. Over eight GPUs a token takes 7.1 times as long, and arithmetic explains 3.7 to 6.0.
+# **Read it.** Tokens **a rank** decide here, too: 84 GiB at 32k and at 262k. This is 10% above the simulator: our margin, from one run, in
+# fp8 and on a larger card. Time is less sure: at 262k we predict 1.9 times the published speed, and cannot tell why.
 #
-# **When do messages hide?** With $c$ tokens a rank, the attention of a round grows with $c^2$, and its messages with $c$. We take
-# attention at 380 TFLOP/s. Llama 3 405B reached this over whole steps at 131,072 tokens (published):
+# **When do messages hide?** With $c$ tokens a rank, the attention of a round grows with $c^2$, and its messages with $c$. Look where they
+# cross, again at 380 TFLOP/s:
 
 # %%
 def round_seconds(shape, bandwidth, c, attention_flops=LLAMA_3_FLOPS):
@@ -505,13 +505,16 @@ qwen, speeds = model_shape("qwen2.5-7b"), {where: link(where).sustained_bytes_pe
 rounds = {where: {2**k: round_seconds(qwen, speed, 2**k) for k in range(7, 17)} for where, speed in speeds.items()}
 show(draw_overlap(rounds, here=16_384, title="Qwen2.5-7B around a ring in zigzag, attention at 380 TFLOP/s"),
      alt="Milliseconds of a round over tokens of a rank. Attention grows with their square, messages grow with them. Backward's messages hide from 351 tokens on over NVLink and from 2,714 over InfiniBand; the run of 128k over eight GPUs has 16,384.")
-steps = [step_seconds(QWEN3_8B, speeds["NVLink 4"], 2**20, attention_flops=gain * LLAMA_3_FLOPS) for gain in (0.5, 1, 2)]
-print("Qwen3-8B, 1M tokens, a ring of 8 over NVLink: a step with attention at 190, 380, 760 TFLOP/s:", *(f"{step:.0f}" for step in steps), "s (predicted)")
-print("backward's messages hide from", *(f"{hides_from(128, *found[128][2:]):,.0f} tokens a rank over {where};" for where, found in rounds.items()))
+for where, found in rounds.items():
+    forward, message, backward, messages = found[16_384]
+    print(f"{where}: backward's messages hide from {hides_from(16_384, backward, messages):,.0f} tokens a rank, with attention at half and twice the rate from {hides_from(16_384, 2 * backward, messages):,.0f} and {hides_from(16_384, backward / 2, messages):,.0f}; "
+          f"at 16,384 gathering waits {(GPUS - 1) * message / (GPUS * forward):.0%} of forward's attention (predicted)")
 
 # %% [markdown]
-# **Read it.** By bandwidth alone, backward's messages hide from 351 tokens a rank in a node, and from 2,714 across nodes. At 128k ours
-# have 16,384. The last table says what fits with half the margin, with all, and with twice:
+# **Read it.** At this rate backward's messages hide from 351 tokens a rank in a node, and from 2,714 across nodes. At 128k ours have
+# 16,384. Gathered keys hide behind nothing: across nodes forward's attention waits 12%. Llama 3 gathers over 16 GPUs (published).
+#
+# **What fits** with half the margin, with all, and with twice?
 
 # %% jupyter={"source_hidden": true}
 print(f"Qwen2.5-7B on H100s of {room_bytes / 2**30:.1f} GiB: GiB reserved (simulated); a step at 380 TFLOP/s, without states' gathers and copies to the host (predicted)\n"
@@ -521,15 +524,16 @@ for line, tokens in VERDICT:
     again = 6 * qwen.hidden * qwen.feedforward * qwen.layers * tokens / LLAMA_3_FLOPS * ("tiled" in line)  # a third forward of each MLP
     step = again + step_seconds(qwen, speeds["NVLink 4" if ring_ranks <= 8 else "InfiniBand NDR"], tokens, ring_ranks)
     print(f"{tokens // 1024:>5}k {line:<27}{size / 2**30:>9.1f}{fits(size, room_bytes, ABOVE)}{step:>10,.0f}{tokens / ring_ranks / step:>16,.0f}{8 * on_host_bytes(line, tokens) / 2**30:>18,.0f}")
-print(TRL_ROW)
+steps = (step_seconds(QWEN3_8B, speeds["NVLink 4"], 2**20, attention_flops=gain * LLAMA_3_FLOPS) for gain in (0.5, 1, 2))
+print(TRL_ROW, "    with attention at 190, 380, 760 TFLOP/s: a step " + ", ".join(f"{step:.0f}" for step in steps) + " s (predicted)", sep="\n")
 
 # %% [markdown]
-# **Read it. Up to 512k you need no ring.** Each GPU trains on its own sequence, and this holds with twice the margin. But a host pins
-# 896 GiB, and a step of eight sequences takes 747 s (predicted). A ring of eight trains one sequence in 91 s, and keeps nothing on the host.
+# **Read it. Up to 512k you need not share**, even with twice the margin. The price is a step of eight sequences in 747 s (predicted), and
+# 896 GiB pinned on a host. A ring of eight trains one sequence in 91 s and pins nothing, at best at as many tokens a second.
 #
-# **At 1M GPUs must share.** One would reserve 118 GiB, and only 10.6 of these are states. A ring of eight lacks a little room. It fits
-# with checkpoints on the host, as it does over sixteen GPUs. So TRL trains Qwen3-8B: [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We
-# predict 501 s for it, and 261 with attention twice as fast.
+# **At 1M GPUs share.** With all three means one would reserve 118 GiB, and parameters and optimizer state are only 10.6 of these. A ring
+# of eight fits with checkpoints on the host, and one of sixteen without. TRL trains Qwen3-8B so on eight, with keys gathered:
+# [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We predict 501 s.
 #
 # ## Break it, diagnose it
 #
@@ -558,8 +562,9 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # %% [markdown]
 # ## Recap
 #
-# Memory is linear in the tokens. In this simulation one GPU of eight holds 512k, and at 1M GPUs must share. Softmax adds up by
-# log-sum-exps, so keys may go around a ring. Zigzag gives all ranks equal work.
+# **Memory goes by the tokens on a GPU.** In this simulation each of eight H100s holds 512k tokens of a 7B, and at 1M they share. This
+# makes one sequence's step short, at best without a loss of tokens a second. Softmax adds up by log-sum-exps, so keys can go around a
+# ring. Zigzag gives all ranks equal work.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
