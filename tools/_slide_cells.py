@@ -12,6 +12,7 @@ from nbformat import NotebookNode
 
 MOST_LINES = 12  # of code or printed lines that a room can read
 MOST_ROWS = 12  # of a table
+HEAD_ROWS = 2  # caption and heads of each further table
 _HEADING = re.compile(r"^#{1,2} (?P<title>.+)$", re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)  # a comment in it is no heading
 _KEPT = re.compile(r"^(\||\$\$|- |\d+\. |!\[|>|<div)")
@@ -132,7 +133,8 @@ def is_short(cell: NotebookNode) -> bool:
     """Whether a room can read a cell's code and what it printed."""
     printed = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
     lines = len("\n".join([cell.source, *printed]).splitlines())
-    rows = max((rows_of(o.get("data", {}).get("text/html", "")) for o in cell.outputs), default=0)
+    tables = [t for o in cell.outputs if "<tbody" in (t := o.get("data", {}).get("text/html", ""))]
+    rows = sum(map(rows_of, tables)) + HEAD_ROWS * max(len(tables) - 1, 0)
     is_room = lines <= MOST_LINES and rows <= MOST_ROWS
     return bool(cell.outputs) and is_room and not cell.source.startswith("from utils")
 

@@ -191,6 +191,8 @@ def test_headings_figures_and_short_cells_become_slides() -> None:
     rows = _slide_cells.MOST_ROWS
     assert kinds(table(rows)) == ["subslide"]
     assert kinds(table(rows + 1)) == [], "nor is a table drawn too small to be read"
+    two = nbformat.v4.new_code_cell("rows", outputs=[*table(rows // 2).outputs] * 2)
+    assert kinds(two) == [], "two tables are as long as both, and their heads come on top"
 
 
 def test_a_slide_keeps_the_first_paragraph_tables_and_formulas() -> None:
