@@ -242,8 +242,9 @@ show(draw_kept(kept, bare, device="cpu",
 #
 # ### A loss that gathers no logits
 #
-# After the last layer one large tensor would still be whole: the logits. The head is cut by columns, so each rank has the logits of a part of the vocabulary. A token's loss $\ell$ needs three numbers from
-# the ranks: the largest logit $m$, the sum of exponentials, and the target's logit, which one rank has.
+# After the last layer one large tensor would still be whole: the logits. The head is cut by columns, so each rank has the logits
+# of a part of the vocabulary. A token's loss $\ell$ needs three numbers from the ranks: the largest logit $m$, the sum of
+# exponentials, and the target's logit, which one rank has.
 #
 # $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
 
@@ -270,9 +271,9 @@ assert gap < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum
 # %% [markdown]
 # ## 4. The library's way: a plan
 #
-# Writing every $f$ and $g$ yourself is easy to get wrong, and PyTorch can place them. A **DTensor** knows how it lies on the ranks. `Shard(1)` is cut along dimension 1, `Replicate()` is whole on each rank, and
-# `Partial()` is a term of a sum. Where an operation needs another layout, DTensor sends what is missing. You write which layer is
-# cut which way:
+# Writing every $f$ and $g$ yourself is easy to get wrong, and PyTorch can place them. A **DTensor** knows how it lies on the
+# ranks. `Shard(1)` is cut along dimension 1, `Replicate()` is whole on each rank, and `Partial()` is a term of a sum. Where an
+# operation needs another layout, DTensor sends what is missing. You write which layer is cut which way:
 
 # %%
 def plan_of_block(sequence=False, together=True):
@@ -501,9 +502,10 @@ show(draw_layer_times(chosen, CONTENTION, title="A layer of GPT-3 175B on A100s,
 # **Read it.** From TP 4 to TP 8 kernels shrink, and collectives do not. So the price rises.
 #
 # - **The number of ranks** raises it by 12% from 4 to 8, and by 22% from 8 to 16 **even if NVLink joins all sixteen**. On H100s, whose
-#   kernels gained more than their NVLink, 8 costs 19% more than 4.
-# - **The network** comes on top. With four NICs to a node it adds 35%, and with one 260%. With eight it adds 7%, which this prediction
-#   cannot tell from nothing.
+#   kernels gained more than their NVLink, it is 19% from 4 to 8. If collectives took half as long, 7% would be left on A100s, too little
+#   to prove anything; from 8 to 16 still 13%.
+# - **The network** comes on top. With four NICs to a node it adds 35%, and with one 260%. With eight it adds 7%, less than the
+#   prediction's error.
 #
 # So take few ranks, and keep them inside a node unless its network is nearly as fast as NVLink. Pipelines and data parallelism get the
 # slow links ([14](14_three_dimensions.ipynb)).
@@ -559,7 +561,7 @@ for left_out in (False, True):
 #
 # - **Kept whole:** all between two pairs of matrices. So each of four ranks keeps 47% of one GPU's activations. With the sequence split
 #   no activation stays whole, and it keeps 25%.
-# - **Sent:** one sum a pair forward ($g$) and one backward ($f$), so four of the residual stream's size a layer. With the sequence split
+# - **Sent:** one sum a pair forward ($g$) and one backward ($f$): four a layer, each as large as the residual stream. With the sequence split
 #   they are reduce-scatters and all-gathers, and a quarter more if inputs are gathered again.
 # - More ranks do not shrink what each sends. So take few of them, inside a node.
 # - A forgotten sum shows in replicas that drift apart, not in the first loss.
