@@ -167,7 +167,7 @@ assert max(output, gradients) < 1e-9, "does each rank take its own heads, and ar
 # | tensor parallel | $(10 + 24/t)\,sbh$ |
 # | and sequence parallel | $(34/t)\,sbh$ |
 #
-# Our `GPTBlock` (`gpt.py`) is written to keep just these tensors. The next cell measures how they *divide*.
+# Our `GPTBlock` (`gpt.py`) is written to keep these tensors and little else. The next cell measures how they *divide*.
 
 # %%
 LAYER = {"length": 128, "batch": 2, "hidden": 128, "heads": 4}
@@ -183,7 +183,8 @@ print(f"your bet: {my_bet_percent}%")
 # keeps everything **whole**: the input of a norm, the mask of a dropout, and the input of the next pair.
 #
 # But norms and dropout work on each token by itself. With **sequence parallelism** each rank has only a part of the *sequence*
-# there. An all-reduce is a reduce-scatter and an all-gather: the first now stands after a pair, the second before the next one.
+# there. This sends no more bytes, since an all-reduce is two collectives: a reduce-scatter, now at the end of a pair, and an
+# all-gather, now at the beginning of the next pair.
 #
 # The gathered input of a pair would still be whole. So our column-parallel layer keeps only its *part*, and **gathers again** in
 # backward. The row-parallel layer is your lab.
@@ -241,8 +242,9 @@ show(draw_kept(kept, bare, device="cpu",
 #
 # ### A loss that gathers no logits
 #
-# The head is cut by columns, so each rank has the logits of a part of the vocabulary. A token's loss $\ell$ needs three numbers from
-# the ranks: the largest logit $m$, the sum of exponentials, and the target's logit, which one rank has.
+# After the last layer one large tensor would still be whole: the logits. The head is cut by columns, so each rank has the logits
+# of a part of the vocabulary. A token's loss $\ell$ needs three numbers from the ranks: the largest logit $m$, the sum of
+# exponentials, and the target's logit, which one rank has.
 #
 # $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
 
@@ -269,9 +271,9 @@ assert gap < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum
 # %% [markdown]
 # ## 4. The library's way: a plan
 #
-# A **DTensor** knows how it lies on the ranks. `Shard(1)` is cut along dimension 1, `Replicate()` is whole on each rank, and
-# `Partial()` is a term of a sum. Where an operation needs another layout, DTensor sends what is missing. You write which layer is
-# cut which way:
+# Writing every $f$ and $g$ yourself is easy to get wrong, and PyTorch can place them. A **DTensor** knows how it lies on the
+# ranks. `Shard(1)` is cut along dimension 1, `Replicate()` is whole on each rank, and `Partial()` is a term of a sum. Where an
+# operation needs another layout, DTensor sends what is missing. You write which layer is cut which way:
 
 # %%
 def plan_of_block(sequence=False, together=True):
@@ -426,8 +428,9 @@ ledger[["parameters", "gradients", "activations"]].round(1)
 #
 # ## 5. Why it stays inside a node
 #
-# Twice as many ranks halve the work of each, but not what it sends. So they wait for a larger share of their time. With the sequence
-# split by hand, a layer makes ten collectives. The ranks wait for six. Four run beside a matrix product of backward and slow it down.
+# You have counted what a rank sends. What does it cost in time? Twice as many ranks halve the work of each, but not what it sends. So
+# they wait for a larger share of their time. With the sequence split by hand, a layer makes ten collectives. The ranks wait for six.
+# Four run beside a matrix product of backward and slow it down.
 #
 # The times below are predictions of the course's planner, whose constants are fitted to published training steps. The first line
 # tests it on a published layer. Whole steps of the same model were among those, so the test is a mild one.
@@ -468,35 +471,44 @@ def price(name, slower=1.0):
     return LAYOUTS[name][0] * sum(layer_milliseconds(passed[name], slower))
 
 # %% [markdown]
-# The prediction is 8% too long, so a few percent below prove nothing. Now a layer of GPT-3 175B, one sequence of 2,048 tokens, forward and
-# backward. A node has eight GPUs, or sixteen with *NVLink 16*. The *price* is the time of all ranks together. In the last two columns
-# collectives take half or twice as long.
+# The prediction is 8% too long, so differences below that prove nothing. Now a layer of GPT-3 175B, one sequence of 2,048 tokens,
+# forward and backward. A node has eight GPUs, or sixteen with *NVLink 16*. The *price* is the time of all ranks together: what the
+# layer costs you in GPU time. The last three columns say how much the price rises from another row, and how much if collectives took
+# half or twice as long.
 
 # %%
-LAYOUTS = {"TP 2": (2,), "TP 4": (4,), "TP 8": (8,), "TP 16, NVLink 16": (16,), "TP 16, 8 NICs": (16, 8),
-           "TP 16, 4 NICs": (16, 4), "TP 16, 1 NIC": (16, 1), "TP 4, H100": (4,), "TP 8, H100": (8,)}
+LAYOUTS = {"TP 4": (4,), "TP 8": (8,), "TP 16, NVLink 16": (16,), "TP 16, 8 NICs": (16, 8), "TP 16, 4 NICs": (16, 4),
+           "TP 16, 1 NIC": (16, 1), "TP 4, H100": (4,), "TP 8, H100": (8,)}
+RISES_FROM = {"TP 8": "TP 4", "TP 16, NVLink 16": "TP 8", "TP 8, H100": "TP 4, H100"} | {
+    f"TP 16, {nics}": "TP 16, NVLink 16" for nics in ("8 NICs", "4 NICs", "1 NIC")}
 passed = {name: stages_of(name, *layout) for name, layout in LAYOUTS.items()}
 rows = {}
 for name, stages in passed.items():
     kernels, added = layer_milliseconds(stages)
-    rows[name] = {"kernels": kernels, "waits and slow-down": added, "time": kernels + added, "price": price(name),
-                  "price, collectives x 0.5": price(name, 0.5), "price, collectives x 2": price(name, 2)}
+    rows[name] = {"kernels": f"{kernels:.1f}", "waits and slow-down": f"{added:.1f}", "price": f"{price(name):.0f}"}
+    if before := RISES_FROM.get(name):
+        rows[name] |= {"price rises": f"{price(name) / price(before) - 1:+.0%}", "from": before} | {
+            f"collectives x {by}": f"{price(name, by) / price(before, by) - 1:+.0%}" for by in (0.5, 2)}
 print("milliseconds (predicted)")
-pd.DataFrame(rows).T.round(1)
+pd.DataFrame(rows).T.fillna("")
 
 # %%
 chosen = {name: passed[name] for name in ("TP 4", "TP 8", "TP 16, 8 NICs", "TP 16, 1 NIC")}
 show(draw_layer_times(chosen, CONTENTION, title="A layer of GPT-3 175B on A100s, one sequence of 2,048 tokens (predicted)"),
-     alt="From TP 4 to TP 8 the kernels take half as long, and the collectives a little longer. At TP 16 with eight NICs they fill "
-     "almost half of the time. Over one NIC they outlast the kernels by far.")
+     alt="From TP 4 to TP 8 the kernels take half as long, and the collectives a little longer. At TP 16 with eight NICs "
+     "collectives fill almost half of the time. Over one NIC they outlast the kernels by far.")
 
 # %% [markdown]
-# **Read it.** From TP 4 to TP 8 kernels shrink, and collectives do not. So the price rises: by 12% from 4 to 8 ranks, and by 22% from
-# 8 to 16 **even if NVLink joins all sixteen**. With collectives half or twice as long, that is 7 or 21%, and 12 or 36%. On H100s, whose
-# kernels gained more than their NVLink, it is 19% from 4 to 8.
+# **Read it.** From TP 4 to TP 8 kernels shrink, and collectives do not. So the price rises.
 #
-# Between nodes, eight NICs add another 7%, four 35%, and one 260%. So tensor parallelism takes the fast links, and pipelines and data
-# parallelism the slow ones ([14](14_three_dimensions.ipynb)).
+# - **The number of ranks** raises it by 12% from 4 to 8, and by 22% from 8 to 16 **even if NVLink joins all sixteen**. On H100s, whose
+#   kernels gained more than their NVLink, it is 19% from 4 to 8. If collectives took half as long, 7% would be left on A100s, too little
+#   to prove anything; from 8 to 16 still 13%.
+# - **The network** comes on top. With four NICs to a node it adds 35%, and with one 260%. With eight it adds 7%, less than the
+#   prediction's error.
+#
+# So take few ranks, and keep them inside a node unless its network is nearly as fast as NVLink. Pipelines and data parallelism get the
+# slow links ([14](14_three_dimensions.ipynb)).
 #
 # **"TP = 8, always" is folklore.** [BLOOM's
 # log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) tried both on 384 A100s,
@@ -547,9 +559,11 @@ for left_out in (False, True):
 # %% [markdown]
 # ## Recap
 #
-# - A pair of matrices, cut by columns and then by rows, needs one sum forward ($g$) and one backward ($f$).
-# - On four ranks each still keeps 47%, because all between pairs is whole. With the sequence split it keeps 25%.
-# - What a rank sends does not shrink with more ranks. So take few of them, inside a node.
+# - **Kept whole:** all between two pairs of matrices. So each of four ranks keeps 47% of one GPU's activations. With the sequence split
+#   no activation stays whole, and it keeps 25%.
+# - **Sent:** one sum a pair forward ($g$) and one backward ($f$): four a layer, each as large as the residual stream. With the sequence split
+#   they are reduce-scatters and all-gathers, and a quarter more if inputs are gathered again.
+# - More ranks do not shrink what each sends. So take few of them, inside a node.
 # - A forgotten sum shows in replicas that drift apart, not in the first loss.
 #
 # **Test yourself.** Without sequence parallelism you go from TP 4 to TP 8. What share of its activations does a rank still keep?
