@@ -547,8 +547,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # - 1F1B saves memory, not idle time.
 # - Interleaving hides a message that is no longer than a chunk's forward, where the framework computes while it sends. 1F1B
 #   hides none. At 1% of a forward that hardly matters.
-# - A deadlock has two causes. The lists wait in a circle: check them before you run. Or sends wait for their receivers: post
-#   each together with the next receive.
+# - Two deadlocks had two causes. Lists wait in a circle: check them before you run. Sends wait for their receivers: post each
+#   together with the next receive.
 #
 # **Choose in this order.**
 #
