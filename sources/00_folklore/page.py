@@ -25,7 +25,7 @@
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9, a step's peak more than three times that | [06](intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated "draw_budget_map") |
 # | bitsandbytes is quantization-aware training | the base is frozen | [99](advanced/99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
 # | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
-# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#2.-The-conversion,-by-hand "by_library"), [13](advanced/13_pipelines.ipynb#5.-Seven-schedules-of-PyTorch-compute-the-same "train_pytorch") |
+# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#2.-The-conversion,-by-hand "by_library"), [13](advanced/13_pipelines.ipynb#Seven-schedules-of-PyTorch-compute-the-same "train_pytorch") |
 #
 # ## Sharding
 #

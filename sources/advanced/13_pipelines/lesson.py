@@ -196,7 +196,55 @@ for name, results in by_hand.items():
 # %% [markdown]
 # **Read it.** All four orders compute what one process does, up to the rounding of fp64. The missing `W` shows.
 #
+# ### Seven schedules of PyTorch compute the same
+#
+# At work a stage, a schedule and `step` suffice. PyTorch's orders should compute the same as well.
+
+# %%
+SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
+         "DualPipeV": 2}  # with the stages of a rank
+
+
+def train_pytorch(name, each):
+    rank, count, losses = dist.get_rank(), RANKS * each, []
+    parts = {s: layers_of(s, count) for s in chunks_of(name, rank, RANKS, count)}
+    stages = [PipelineStage(part, s, count, torch.device("cpu")) for s, part in parts.items()]
+    schedule = get_schedule_class(name)(stages if each > 1 else stages[0], n_microbatches=MICRO_BATCHES, loss_fn=F.mse_loss)
+    optimizer = torch.optim.SGD([p for part in parts.values() for p in part.parameters()], lr=0.1)
+    for step in range(STEPS):
+        x, y = (torch.cat(part) for part in batch(step))
+        ends = {"target": y, "losses": (found := [])} if count - 1 in parts else {}
+        optimizer.zero_grad()
+        with traffic() as sent:
+            schedule.step(*([x] if 0 in parts else []), **ends)
+        losses.append(sum(loss.item() for loss in found) / MICRO_BATCHES if ends else 0.0)
+        optimizer.step()
+    last = {s: torch.cat([p.grad.flatten() for p in part.parameters()]) for s, part in parts.items()}
+    return {"losses": losses, "gradients": last, "messages": sum(r.calls for r in sent.rows if r.collective == "send")}
+
+
+# %%
+for name, each in SEVEN.items():
+    if results := results_or_skip(train_pytorch, RANKS, name, each):  # skips what an older PyTorch cannot run
+        loss_gap, gradient_gap = farthest(results, whole)
+        print(f"{name:<22} losses {loss_gap:.1e}, last gradients {gradient_gap:.1e} from one process;",
+              f"{sum(r['messages'] for r in results):>3} messages (counted)")
+        assert loss_gap < 1e-12 and gradient_gap < 1e-12, f"{name} computes something else"
+
+# %% [markdown]
+# **Read it.** All agree with one process, and they send the 48, 112 or 96 messages of their placements.
+#
+# **Question.** Interleaved 1F1B on eight ranks, three stages on each, sixteen micro-batches. How many messages does a
+# step send?
+
+# %%
+messages_of_a_step = ...
+check("13.messages", messages_of_a_step)
+
+# %% [markdown]
 # ## 3. A rank holds what is in flight
+#
+# The gradients do not tell the orders apart. Memory does.
 #
 # **Predict.** A rank's peak should be its micro-batches in flight, times what one of them keeps. Under 1F1B rank $i$ has
 # $\min(m, p - i)$ in flight, here 4, 3, 2 and 1. Under GPipe each rank has eight. On the last rank the loss keeps some more.
@@ -216,7 +264,7 @@ for name, rows in programs.items():
 
 # %% [markdown]
 # **Read it.** The measured bytes are exactly as predicted. More micro-batches *of the same size* raise GPipe's peak and leave
-# 1F1B's as it is. Interleaving holds most on rank 0. With ZB-H1 every rank holds as many as 1F1B's first.
+# 1F1B's as it is. Rank 0 of interleaving holds more than 1F1B's. With ZB-H1 every rank holds as many as 1F1B's first.
 #
 # **Question.** 1F1B, 8 stages, 4 micro-batches. How many does the third stage hold at its peak?
 
@@ -265,13 +313,13 @@ inputs_only = llama.layers * 2 * 2048 * llama.hidden  # each layer keeps its inp
 print(f"one micro-batch, 32 layers: {format_bytes(one)} of activations (simulated), {format_bytes(inputs_only)} of inputs (predicted)")
 
 # %% [markdown]
-# **Read it.** Compare the red parts of the first bar and the last. Four stages hold 4 micro-batches of 8 layers, and two
-# hold 2 of 16: either way one micro-batch of all 32 layers. If activations do not fit, *recompute* them and keep the layers'
+# **Read it.** Compare the red parts of the first bar and the last. The first of four stages holds
+# 4 micro-batches of 8 layers, the first of two holds 2 of 16: either way as much as one micro-batch of all 32 layers. If activations do not fit, *recompute* them and keep the layers'
 # inputs alone ([lesson 05](../intermediate/05_checkpointing.ipynb)).
 #
 # ## 4. Four ranks keep nearly the predicted times
 #
-# A process that *sleeps* needs no core, so two cores can stand for four devices. Here each pass only sleeps.
+# Memory followed the lists. Does time? A process that *sleeps* needs no core, so two cores can stand for four devices. Here each pass only sleeps.
 
 # %%
 NAP = 0.04  # seconds of F, I and W, and half of those of B; where a rank holds two stages, each is half as long
@@ -305,8 +353,9 @@ show(draw_orders({"ZB-H1, drawn": Panel(programs["ZB-H1"], drawn(programs["ZB-H1
 
 # %% [markdown]
 # **Read it.** The measured steps are a little longer than predicted. Starting passes and sending messages is a part of that.
+# So a drawing predicts time, *while messages are nearly free*.
 #
-# ### Messages cost 1F1B time in each micro-batch
+# ## 5. Messages cost 1F1B time in each micro-batch
 #
 # Now each message is under way for half a forward, while its sender goes on. Real ones are far shorter, but these let you see
 # the waits.
@@ -341,12 +390,12 @@ for name, run in slow.items():
     print(f"{name:<5} {drawn(programs[name], NAP, NAP / 2).total:.2f} s (predicted), {run.total:.2f} s (measured)")
 
 # %% [markdown]
-# **Read it.** Now 1F1B waits between its passes and ends later than GPipe. Its rank 0 starts another micro-batch when the
-# first of $p$ is back, after $p$ forwards, $p$ backwards and $2(p-1)$ messages. So *each further micro-batch* waits for
-# $2(p-1)/p$ of a message, and raising $m$ does not help. GPipe waits for $2(p-1)$ once in a step.
+# **Read it.** Now 1F1B waits between its passes and ends later than GPipe. Follow its rank 0. It holds $p$ micro-batches, and
+# starts another when the first is back. That one took $p$ forwards, $p$ backwards and $2(p-1)$ messages. So every $p$
+# micro-batches pay for $2(p-1)$ messages, however large $m$ is. GPipe pays for them once in a step.
 #
 # How long is a real message? The planner predicts one for 175 billion parameters on 64 A100s: 8 stages, one in each node,
-# and micro-batches of one sequence. The table goes on to longer ones.
+# and micro-batches of one sequence. The table returns to four ranks, and makes the message longer from column to column.
 
 # %% jupyter={"source_hidden": true}
 model, waits = model_shape("megatron-175b"), replace(framework("megatron"), name="sends wait", hides_sends=False)
@@ -378,18 +427,18 @@ display(pd.DataFrame(table).style.hide().set_caption(
     "idle / work on 4 ranks with 64 micro-batches, by the length of a message (predicted)"))
 
 # %% [markdown]
-# **Read it.** At 1%, which is realistic here, no schedule loses more than about half a point. Now follow each row to where it
-# jumps: with $v = 2$ after 50%, with $v = 4$ after 25%.
+# **Read it.** At 1%, more than the real message takes, no schedule loses more than about half a point. Now follow the two
+# interleaved rows to where they jump: with $v = 2$ after 50%, with $v = 4$ after 25%.
 #
-# **The condition.** A message is hidden *while it is no longer than the chunk that it travels behind*. The receiver computes
-# that chunk meanwhile, and its forward is $1/v$ of a rank's. A hidden message costs time only while the pipeline fills and
-# empties. A longer one is waited for in each micro-batch. ZB-H1 hides messages of up to half a forward. 1F1B hides none, so
-# its row rises from the start.
+# **Interleaving hides a message** *while it is no longer than a chunk's forward*, which is $1/v$ of a rank's: the receiver
+# computes another micro-batch meanwhile. A longer one is waited for again and again. ZB-H1 hides messages of up to half a
+# forward. 1F1B hides none, so its row rises from the start.
 #
 # ### More chunks pay while messages are hidden
 #
-# How many chunks should this 175B use? On the blue line the framework computes while it sends, where $v > 1$, as Megatron-LM
-# does by default. On the others the next stage waits for each message, at half, once and twice its cost.
+# A schedule that *can* hide messages needs a framework that computes while it sends. How many chunks should this 175B use? On
+# the blue line the framework does so, where $v > 1$, as Megatron-LM by default. On the others it does not: each message is
+# waited for, at half, once and twice its cost.
 
 # %%
 CHUNKS = (1, 2, 3, 4, 6, 12)
@@ -410,55 +459,11 @@ print(f"here all 7 hops leave a node; with TP 4 x 16 stages {sum(hops_across_nod
 
 # %% [markdown]
 # **Read it.** With 64 sequences the bubble is large, and the right $v$ saves several percent. With 512 there is little to
-# save. Where messages wait, the fastest $v$ falls as their cost rises: profile whether your sends are hidden, before you
-# raise it.
+# save. Where messages are waited for, the fastest $v$ falls as their cost rises: profile whether your sends are hidden,
+# before you raise it. Stages that share a node make more hops cheap, as the last line counts.
 #
-# ## 5. Seven schedules of PyTorch compute the same
+# So far each order came to its end. The next does not.
 #
-# At work a stage, a schedule and `step` suffice.
-
-# %%
-SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
-         "DualPipeV": 2}  # with the stages of a rank
-
-
-def train_pytorch(name, each):
-    rank, count, losses = dist.get_rank(), RANKS * each, []
-    parts = {s: layers_of(s, count) for s in chunks_of(name, rank, RANKS, count)}
-    stages = [PipelineStage(part, s, count, torch.device("cpu")) for s, part in parts.items()]
-    schedule = get_schedule_class(name)(stages if each > 1 else stages[0], n_microbatches=MICRO_BATCHES, loss_fn=F.mse_loss)
-    optimizer = torch.optim.SGD([p for part in parts.values() for p in part.parameters()], lr=0.1)
-    for step in range(STEPS):
-        x, y = (torch.cat(part) for part in batch(step))
-        ends = {"target": y, "losses": (found := [])} if count - 1 in parts else {}
-        optimizer.zero_grad()
-        with traffic() as sent:
-            schedule.step(*([x] if 0 in parts else []), **ends)
-        losses.append(sum(loss.item() for loss in found) / MICRO_BATCHES if ends else 0.0)
-        optimizer.step()
-    last = {s: torch.cat([p.grad.flatten() for p in part.parameters()]) for s, part in parts.items()}
-    return {"losses": losses, "gradients": last, "messages": sum(r.calls for r in sent.rows if r.collective == "send")}
-
-
-# %%
-for name, each in SEVEN.items():
-    if results := results_or_skip(train_pytorch, RANKS, name, each):  # skips what an older PyTorch cannot run
-        loss_gap, gradient_gap = farthest(results, whole)
-        print(f"{name:<22} losses {loss_gap:.1e}, last gradients {gradient_gap:.1e} from one process;",
-              f"{sum(r['messages'] for r in results):>3} messages (counted)")
-        assert loss_gap < 1e-12 and gradient_gap < 1e-12, f"{name} computes something else"
-
-# %% [markdown]
-# **Read it.** All agree with one process, and the messages are those of the three placements.
-#
-# **Question.** Interleaved 1F1B on eight ranks, three stages on each, sixteen micro-batches. How many messages does a
-# step send?
-
-# %%
-messages_of_a_step = ...
-check("13.messages", messages_of_a_step)
-
-# %% [markdown]
 # ## 6. Break it, diagnose it: an order that never ends
 #
 # 1F1B's lists were handed out from the wrong end. The interpreter's `log` has each action that a rank began:
@@ -528,7 +533,7 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # **Read it.** PyTorch's 1F1B posts such pairs, and so does Megatron-LM with `batch_p2p_comm`.
 #
 # **NCCL ignores tags** ([PyTorch 125079](https://github.com/pytorch/pytorch/issues/125079)): equally shaped messages in a
-# wrong order give wrong numbers, and no hang.
+# wrong order can give wrong numbers, and no hang.
 #
 # **On GPUs** a watchdog ends a job that hangs. Started with `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
 # each rank writes its last sends and receives to a file for `torchfrtrace`
@@ -540,9 +545,10 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # - Order decides idle time, memory, and whether the step ends. It left the gradients as they were.
 # - Placement decides the number of messages.
 # - 1F1B saves memory, not idle time.
-# - A message is hidden while it is no longer than the chunk that it travels behind. 1F1B hides none, and waits in each
-#   micro-batch. At 1% of a forward that hardly matters.
-# - A deadlock stands in the lists: check them before you run.
+# - Interleaving hides a message that is no longer than a chunk's forward, where the framework computes while it sends. 1F1B
+#   hides none. At 1% of a forward that hardly matters.
+# - Two deadlocks had two causes. Lists wait in a circle: check them before you run. Sends wait for their receivers: post each
+#   together with the next receive.
 #
 # **Choose in this order.**
 #
