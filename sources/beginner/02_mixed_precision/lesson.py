@@ -80,8 +80,8 @@ def build(fused=None):
     return model, torch.optim.Adam(model.parameters(), fused=fused)
 
 
-def on_the_card(batch, dtype=None, card="T4", within=None, fused=None, keep=False):
-    return simulate(lambda: build(fused), lambda m, o: training_step(m, o, batch, dtype, keep), device=card, within=within,
+def on_the_card(batch, dtype=None, gpu="T4", within=None, fused=None, keep=False):
+    return simulate(lambda: build(fused), lambda m, o: training_step(m, o, batch, dtype, keep), device=gpu, within=within,
                     items=batch, unit="images", name=f"{'mixed' if dtype else 'fp32'}, batch {batch}")
 
 # %%
@@ -192,8 +192,8 @@ of_layers.loc[["Conv2d", "BatchNorm2d", "ReLU", "Linear", "loss"]].map(lambda dt
 # %% [markdown]
 # **Read it.** Behind the images these layers take and give 16 bits. Weights, gradients, Adam's state and the loss are fp32.
 #
-# **`torch.amp.GradScaler`** is the loss scale with its check. Old code takes both from `torch.cuda.amp`, or uses
-# NVIDIA's Apex.
+# **`torch.amp.GradScaler`** is the loss scale with its check. Old code takes autocast and scaler from `torch.cuda.amp`, or
+# uses NVIDIA's Apex.
 
 # %%
 def train_amp(model, optimizer, scaler, batches, dtype):
@@ -240,9 +240,9 @@ assert {"made", "skipped"} == set(steps["step"]), "the scale should start too la
 steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(4)
 
 # %% [markdown]
-# **Read it.** Both give the same losses and the same last scale, and skip steps where the scale is too high. (So
-# fp16 lags behind fp32 here: do not compare those.) bf16, the other 16-bit type, needs no scaler: it has the range
-# of fp32, and three binary digits fewer than fp16.
+# **Read it.** Both give the same losses and the same last scale, and skip steps where the scale is too high. (So fp16 lags
+# behind fp32 here: do not compare those.) bf16, the other 16-bit type, needs no scaler: it has the range of fp32, and three
+# binary digits fewer than fp16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no bf16 units, yet
 # <code>torch.cuda.is_bf16_supported()</code> says True: it counts <a
@@ -344,7 +344,7 @@ pd.concat({f"{Evidence.PREDICTED} (GiB)": guess, f"{Evidence.SIMULATED} (GiB)": 
 
 # %% [markdown]
 # **Read it.** The formula says 12.46 GiB, and the simulation 12.62. The formula leaves out what backward makes on its way:
-# gradients of activations, and at 8 images of many weights as well. So the first picture's lines rise earlier than it says.
+# gradients of activations, and at 8 images of many weights as well. So the first picture's lines rise earlier than by formula.
 #
 # **Can the peak rise?** At one image it can, if two habits meet. `Adam(..., fused=True)`, once Apex's `FusedAdam`, makes no
 # temporaries: the lower row is $16P$. *Accumulated* gradients are still there when the next backward begins: the upper row
@@ -366,8 +366,8 @@ changed.round(2)
 #
 # ## 4. Twice as many images on a 16 GB card
 #
-# Now the question. A T4 "of 16 GB" has 14.74 GiB. The CUDA context, there before your first tensor, takes 0.5 of them (assumed). Batch 1024,
-# in fp32:
+# Now the question. A T4 "of 16 GB" has 14.74 GiB. The CUDA context, there before your first tensor, takes 0.5 of them
+# (assumed). Batch 1024, in fp32:
 
 # %%
 card = simulated_device("T4")
@@ -424,14 +424,14 @@ record, CAP = recorded("resnet50")[0], 16e9
 kinds = {"fp32": None, "tf32": None, "amp fp16": FP16}
 rows = [row for row in record.rows if row["image_size"] == 32 and row["precision"] in kinds and 512 <= row["batch"] < 1200]
 rows = [row for row in rows if "cap" not in row or row["precision"] != "tf32"]  # there it takes what fp32 does
-of_h200 = [on_the_card(row["batch"], kinds[row["precision"]], card="H200").peak_bytes for row in rows]
+of_h200 = [on_the_card(row["batch"], kinds[row["precision"]], gpu="H200").peak_bytes for row in rows]
 print(f"GiB, {record.evidence}: {record.device}, {record.date}; 'simulated' is of an H200, too")
 record_table(rows, of_h200, CAP)
 
 # %%
 for row in rows[-2:]:
     fate = "fits" if dict(row["tried"])[1024] else "does not fit"
-    print(f"H200 held to {format_bytes(CAP)}, {row['precision']:<8}: batch 1024 {fate}, the largest in steps of 32 is {row['batch']} ({record.evidence})")
+    print(f"H200 held to {format_bytes(CAP)}, {row['precision']}: batch 1024 {fate}, the largest in steps of 32 is {row['batch']} ({record.evidence})")
 need = (rows[-1]["reserved_peak_bytes"] - of_h200[-1]) / 2**30
 print(f"   beyond its simulation, at {rows[-1]['batch']}: {need:.2f} GiB of workspace and gaps")
 print(f"mixed precision at batch 1024 on a T4: {at_1024:.2f} of {card.total_bytes / 2**30:.2f} GiB ({Evidence.SIMULATED})")
