@@ -62,11 +62,10 @@ def test_a_line_is_followed_to_any_height() -> None:
     assert batch_at(runs, 2 * runs[1].peak_bytes - runs[0].peak_bytes) == pytest.approx(12)
 
 
-def test_what_was_recorded_and_what_leaves_the_picture_is_told() -> None:
+def test_levels_and_what_leaves_the_picture_are_told() -> None:
     lines = {"fp32": [simulated(4), simulated(64)], "mixed": [simulated(4), simulated(8)]}
     figure = draw_on_the_card(
         lines,
-        {"H200, allocated": {8: GIB / 2}, "H200, reserved": {8: GIB}},
         limits={"a card": GIB, "another": 1.2 * GIB},
         notes={"a note": (8, 0.5, -9, 0)},
         highest_gib=1.5,
@@ -77,8 +76,7 @@ def test_what_was_recorded_and_what_leaves_the_picture_is_told() -> None:
     told = texts(figure)
     assert "a note" in told.splitlines()
     assert "fp32, 64: 2.3 GiB, above the picture" in told and "mixed, 8" not in told
-    marks = {"H200, allocated (recorded)", "H200, reserved (recorded)"}
-    assert marks | {"a card", "another"} <= set(told.splitlines())
+    assert {"a card", "another"} <= set(told.splitlines())
     styles = [
         line.get_linestyle() for line in axes.lines if line.get_label() in ("a card", "another")
     ]
@@ -93,11 +91,9 @@ def test_the_corner_does_not_say_that_a_card_was_used() -> None:
 
 def test_a_record_stands_beside_its_simulation() -> None:
     sizes = {"allocated_peak_bytes": 3 * GIB, "reserved_peak_bytes": 4 * GIB}
-    there = {"breakdown": {"temporaries": GIB / 2}}
-    row = {"precision": "fp32", "batch": 8, "images_per_second": 99.6} | sizes | there
-    capped = row | {"cap": "16GB", "breakdown": {}}
+    row = {"precision": "fp32", "batch": 8, "images_per_second": 99.6} | sizes
+    capped = row | {"cap": "16GB"}
     table = record_table([row, capped], [2 * GIB, 2 * GIB], 16e9)
-    assert list(table["of it temporaries"]) == [0.5, 0]
     assert list(table["held to"]) == ["no limit", "14.90 GiB"]
     assert list(table["simulated"]) == [2, 2] and list(table["allocated"]) == [3, 3]
     assert list(table["reserved"]) == [4, 4] and list(table["images/s"]) == [100, 100]

@@ -22,10 +22,9 @@ LINE_LOOKS = (  # the second line's marks are smaller, so that both are seen whe
 MOMENTS = (Phase.OPTIMIZER_STEP, Phase.BACKWARD)
 GROUNDS = (
     "the optimizer step decides:\n16 bits save nothing",
-    "fp32:\nbackward",
+    "backward,\nin fp32 only",
     "backward decides:\nactivations halve",
 )
-MARKS = ("D", "+", "x")  # of what a real GPU held, by what was counted
 HEIGHT = 4.4  # inches
 ROOM = 1.25  # beside the first and the last batch, on an axis that doubles
 
@@ -64,18 +63,16 @@ def draw_moments(lines: Mapping[str, Sequence[Measurement]], *, title: str) -> F
 
 def draw_on_the_card(
     lines: Mapping[str, Sequence[Measurement]],
-    recorded_bytes: Mapping[str, Mapping[int, float]],
     *,
     limits: Mapping[str, float],
     notes: Mapping[str, tuple[float, float, float, float]],
     highest_gib: float,
     title: str,
 ) -> Figure:
-    """Simulated peaks as lines, what a real GPU held as marks, what cards leave as levels.
+    """Simulated peaks as lines, and what cards leave as levels.
 
     Args:
         lines: measurements by name; one that leaves the picture says where it ends.
-        recorded_bytes: peaks by batch, by what was counted, of at most three.
         limits: bytes by name.
         notes: texts, each with a point (batch, GiB) and the text's offset from it in points.
         highest_gib: where the vertical axis ends.
@@ -85,16 +82,12 @@ def draw_on_the_card(
     figure.set_figheight(HEIGHT)
     axes = figure.axes[0]
     axes.set_ylim(0, highest_gib)
-    for (name, peaks), mark in zip(recorded_bytes.items(), MARKS, strict=False):
-        heights = [peak / GIB for peak in peaks.values()]
-        label = f"{name} (recorded)"
-        axes.plot(list(peaks), heights, mark, color="black", mfc="none", ms=9, label=label)
     for text, (batch, gib, right, up) in notes.items():
         _note(axes, text, (batch, gib), (right, up))
     for name, runs in lines.items():
         _end_of_line(axes, name, runs, highest_gib)
-    axes.legend(loc="lower right", ncols=2)
-    return as_simulated(figure, next(iter(lines.values()))[0].device, "lines ")
+    axes.legend(loc="lower right")
+    return as_simulated(figure, next(iter(lines.values()))[0].device)
 
 
 def turn(runs: Sequence[Measurement]) -> float:
@@ -114,15 +107,14 @@ def batch_at(runs: Sequence[Measurement], peak_bytes: float) -> float:
     return two.items - (two.peak_bytes - peak_bytes) / slope
 
 
-def as_simulated(figure: Figure, device: str, what: str = "") -> Figure:
+def as_simulated(figure: Figure, device: str) -> Figure:
     """The figure with a corner that no reader takes for a run on the card itself.
 
     Args:
         figure: changed, and returned.
         device: as a measurement names it.
-        what: is simulated, where not all of the figure is: "lines ".
     """
-    text = f"{what}simulated, for a {device.removeprefix('a simulated ')} that is not here"
+    text = f"simulated, for a {device.removeprefix('a simulated ')} that is not here"
     figure.supxlabel(text, x=0.995, ha="right", fontsize=10, color="#555555", style="italic")
     return figure
 

@@ -15,7 +15,7 @@
 # it computes in 16 bits?
 #
 # **Promise.** You build mixed precision by hand, and get the same losses from PyTorch's two calls. You see which moment of a
-# step decides its memory, and find the largest batch that a T4, a card of 16 GB, holds in each precision.
+# step decides its memory, and find by simulation the largest batch that a T4, a card of 16 GB, holds in each precision.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -60,7 +60,7 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # The step below is the usual one, but for `autocast`, which turns mixed precision on. The GPU, a T4, is *simulated*:
 # tensors have a shape, a type and a lifetime, but no data, and each allocation is counted as a GPU's allocator would count
 # it. Lesson [05a](../intermediate/05a_trusting_simulation.ipynb) tests how far to trust that. New words stand in the
-# [glossary](../00_glossary.ipynb).
+# [glossary](../00_glossary.ipynb). In the picture, look where each line begins to rise.
 
 # %%
 def training_step(model, optimizer, batch, dtype=None, keep=False):
@@ -80,8 +80,8 @@ def build(fused=None):
     return model, torch.optim.Adam(model.parameters(), fused=fused)
 
 
-def on_the_card(batch, dtype=None, within=None, fused=None, keep=False):
-    return simulate(lambda: build(fused), lambda m, o: training_step(m, o, batch, dtype, keep), device="T4", within=within,
+def on_the_card(batch, dtype=None, gpu="T4", within=None, fused=None, keep=False):
+    return simulate(lambda: build(fused), lambda m, o: training_step(m, o, batch, dtype, keep), device=gpu, within=within,
                     items=batch, unit="images", name=f"{'mixed' if dtype else 'fp32'}, batch {batch}")
 
 # %%
@@ -120,21 +120,22 @@ peaks.loc[[1, 4, 16, 64]].rename_axis("images").rename(columns={name: f"{name} (
 
 # %% [markdown]
 # **Read it.** The bet's answer is 1, simulated and measured. (A CPU's Adam makes fewer temporaries, so its peak is lower.)
-# In the left part of the picture both peaks lie in the optimizer step, and 16 bits do not touch what is there. In the right
-# part both lie in backward, where activations are alive, and those halve. At 64 images the ratio is 0.6 and not 0.5, because
-# weights and Adam's state are in both peaks.
+# On the picture's left both peaks lie in the optimizer step, and 16 bits do not touch what is there. On its right both lie in
+# backward, where activations are alive, and those halve. At 64 images the ratio is 0.6 and not 0.5: weights and Adam's state
+# stay, and 16-bit copies of the weights are added.
 
 # %% [markdown]
 # ## 2. The conversion, by hand
 #
-# Convolutions and linear layers compute on 16-bit copies, or *casts*, of their weights and inputs. fp16 has a small range:
-# from 65,520 on a number is infinite, and below $2^{-25}$ it is 0. Three rules make training work all the same:
+# Why do weights, gradients and Adam's state keep 32 bits? fp16 has few digits and a small range: from 65,520 on a number is
+# infinite, and below $2^{-25}$ it is 0. So only the layers compute in fp16, on 16-bit copies, or *casts*, of their weights and
+# inputs. Three rules guard the rest:
 #
 # - **Master weights.** The optimizer updates fp32 weights.
 # - **An fp32 loss.** Its exponentials and sums are computed in fp32.
 # - **A loss scale.** The loss is multiplied before backward, so that small gradients stay above 0, and the fp32 gradients
-#   are divided after it. If one is not finite, the step is skipped and the scale halved. After `patience` good steps in a
-#   row it is doubled.
+#   are divided after it. If one is not finite, the step is skipped and the scale halved. After `patience` good steps it is
+#   doubled.
 
 # %%
 def train_by_hand(model, optimizer, batches, scale, patience):
@@ -189,10 +190,10 @@ of_layers = pd.DataFrame(types_of_a_step(*build(), FP16)).set_index("layer")
 of_layers.loc[["Conv2d", "BatchNorm2d", "ReLU", "Linear", "loss"]].map(lambda dtype: str(dtype).removeprefix("torch.")).replace("nan", "")
 
 # %% [markdown]
-# **Read it.** Behind the images all activations are 16-bit. Weights, gradients, Adam's state and the loss are fp32.
+# **Read it.** Behind the images these layers take and give 16 bits. Weights, gradients, Adam's state and the loss are fp32.
 #
 # **`torch.amp.GradScaler`** is the loss scale with its check. Old code takes autocast and scaler from `torch.cuda.amp`, or
-# uses another library, NVIDIA's Apex.
+# uses NVIDIA's Apex.
 
 # %%
 def train_amp(model, optimizer, scaler, batches, dtype):
@@ -210,7 +211,8 @@ def train_amp(model, optimizer, scaler, batches, dtype):
 
 
 # %% [markdown]
-# Both train one small network on the same 12 batches. The scale starts too high, and `patience` is 4.
+# Both train one small network on the same 12 batches. The scale starts too high, and `patience` is 4. Compare the two fp16
+# columns.
 
 # %%
 images, labels = shrunk(cifar10("train"), 768)  # 8 x 8 pixels
@@ -238,8 +240,9 @@ assert {"made", "skipped"} == set(steps["step"]), "the scale should start too la
 steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(4)
 
 # %% [markdown]
-# **Read it.** Both give the same losses and the same last scale, and skip the steps in which the scale was too high. bf16,
-# the other 16-bit type, needs no scaler: it has the range of fp32, and three binary digits fewer than fp16.
+# **Read it.** Both give the same losses and the same last scale, and skip steps where the scale is too high. (So fp16 lags
+# behind fp32 here: do not compare those.) bf16, the other 16-bit type, needs no scaler: it has the range of fp32, and three
+# binary digits fewer than fp16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no bf16 units, yet
 # <code>torch.cuda.is_bf16_supported()</code> says True: it counts <a
@@ -249,8 +252,8 @@ steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(
 # %% [markdown]
 # ### Without a scale, small gradients become 0
 #
-# Backward runs in fp32 through the untrained ResNet, for four images weighted as in a batch of 1024. The gradients at the
-# outputs of all convolutions are rounded to fp16, under four scales.
+# How large a scale does this ResNet need, untrained? Backward runs in fp32 for four random images, each of which counts as one
+# of 1024. Then the gradients at the outputs of all convolutions are rounded to fp16, under four scales.
 
 # %%
 gradients, shares = at_convolutions(build()[0].to(device), images=4, batch=1024), {}
@@ -263,12 +266,12 @@ print(f"{len(gradients):,} gradients ({Evidence.MEASURED} in fp32, here), rounde
 of_scales.map("{:.2%}".format)
 
 # %% [markdown]
-# **Read it.** Without a scale 6% of these gradients become 0. A scale of 256 saves nearly all of them; PyTorch begins at
-# 65,536. A much larger one makes infinities, and skipped steps.
+# **Read it.** Without a scale 6% of these gradients become 0. A scale of 256 saves nearly all; PyTorch begins at 65,536. A much
+# larger one makes infinities, and skipped steps.
 #
 # ### Break it, diagnose it: why not `model.half()`?
 #
-# Then Adam's state has 16 bits as well. One step of the small network:
+# It would halve weights, gradients and Adam's state, too. One step of the small network:
 
 # %%
 broken = toy_network(seed=0).half().to(device)
@@ -287,15 +290,14 @@ assert lost.any() and (lost != (v == 0)).float().mean() < 0.01, "the fp16 model 
 # %% [markdown]
 # **Diagnose it.** The gradients are finite, and yet two weights of three are lost: just those with a $v$ of 0. $v$ is Adam's
 # mean of squared gradients, after one step $0.001 g^2$, and in fp16 a small one becomes 0. Adam divides by $\sqrt{v} +
-# \epsilon$, and $\epsilon$ is 0 in fp16 as well. So fp16 cannot hold Adam's *state*.
+# \epsilon$, and $\epsilon$ is 0 in fp16 as well. So mixed precision keeps Adam's *state* in fp32.
 #
-# The *weights* stay fp32 because a small step from a 16-bit weight can round back to where it was: lesson
-# [03](03_when_numbers_break.ipynb) shows it.
+# The *weights* stay fp32 because a small step from a 16-bit weight can round back (lesson [03](03_when_numbers_break.ipynb)).
 #
 # ## 3. What halves, and which moment decides
 #
-# Take $P$ parameters, Adam, a batch of $b$ images, and $a$ bytes of activations per image in fp32. Two moments compete for
-# the peak:
+# How high is the peak, if only activations halve? Take $P$ parameters, Adam, a batch of $b$ images, and $a$ bytes of activations
+# per image in fp32. Compare two moments:
 #
 # | moment | fp32 | mixed |
 # |---|---|---|
@@ -303,8 +305,7 @@ assert lost.any() and (lost != (v == 0)).float().mean() < 0.01, "the fp16 model 
 # | optimizer step | $16P + 4P$ | $16P + 4P$ |
 #
 # $12P$ are weights and Adam's state, and $2P$ the casts. When backward begins, `zero_grad()` has freed the gradients. The
-# optimizer step has gradients, but no activations; the $4P$ beside them are temporaries of Adam on a GPU. The larger moment
-# is the estimate.
+# optimizer step has gradients, but no activations; its $4P$ are temporaries of Adam on a GPU. The larger moment is the estimate.
 
 # %%
 P = sum(p.numel() for p in build()[0].parameters())
@@ -320,7 +321,7 @@ show(as_simulated(bars, "T4"), alt="Four bars of bytes at the peak. At one image
 # **Read it.** At one image both bars are the optimizer step. At 64 images both are the beginning of backward: activations
 # halve, parameters and Adam's state stay, and *cast weights* are added, nearly $2P$.
 #
-# **Question.** Activations grow with the batch. By the formula, what is the peak of mixed precision at 1024 images, in GiB?
+# **Question.** By the formula, what is the peak of mixed precision at 1024 images, in GiB?
 
 # %%
 peak_of_1024_gib = ...
@@ -342,12 +343,12 @@ found = pd.DataFrame({name: {size: run(size, dtype).peak_bytes / 2**30 for size 
 pd.concat({f"{Evidence.PREDICTED} (GiB)": guess, f"{Evidence.SIMULATED} (GiB)": found}, axis=1).rename_axis("images").round(2)
 
 # %% [markdown]
-# **Read it.** The formula says 12.46 GiB, and the simulation 12.62. The formula is low, because it leaves out *workspace*,
-# the memory in which a library computes, and at 8 images gradients that backward has already made.
+# **Read it.** The formula says 12.46 GiB, and the simulation 12.62. The formula leaves out what backward makes on its way:
+# gradients of activations, and at 8 images of many weights as well. So the first picture's lines rise earlier than by formula.
 #
-# **Can the peak rise?** Yes, if two habits meet. `Adam(..., fused=True)` makes no temporaries, so the lower row is $16P$.
-# Gradients that you *accumulate* are kept when the next backward begins, so the upper row grows by $4P$. With both, the
-# upper row decides even at one image:
+# **Can the peak rise?** At one image it can, if two habits meet. `Adam(..., fused=True)`, once Apex's `FusedAdam`, makes no
+# temporaries: the lower row is $16P$. *Accumulated* gradients are still there when the next backward begins: the upper row
+# grows by $4P$. With both, the upper row decides:
 
 # %%
 habits = {"fused": {"fused": True}, "accumulated": {"keep": True}, "fused, accumulated": {"fused": True, "keep": True}}
@@ -360,12 +361,13 @@ print(f"peaks at one image ({Evidence.SIMULATED})")
 changed.round(2)
 
 # %% [markdown]
-# **Read it.** With both habits mixed precision takes 7% more than fp32: the casts come on top.
+# **Read it.** With both habits mixed precision takes 7% more than fp32: the casts come on top. (`fused` alone peaks late in
+# backward.)
 #
 # ## 4. Twice as many images on a 16 GB card
 #
-# A T4 "of 16 GB" has 14.74 GiB. The CUDA context, which is there before your first tensor, takes 0.5 of them (assumed).
-# Batch 1024, in fp32:
+# Now the question. A T4 "of 16 GB" has 14.74 GiB. The CUDA context, there before your first tensor, takes 0.5 of them
+# (assumed). Batch 1024, in fp32:
 
 # %%
 card = simulated_device("T4")
@@ -377,8 +379,8 @@ except OverBudgetError as error:
     print(error)
 
 # %% [markdown]
-# **Read it.** It does not fit. The search for what does draws a line through two peaks, and goes down in steps of 32. What
-# must fit is what the allocator *reserves*: tensors, and the gaps between them.
+# **Read it.** It does not fit. To find what does, draw a line through two peaks, and go down in steps of 32. What must fit is
+# what the allocator *reserves*: tensors, and the gaps between them.
 
 # %%
 def find_limit(dtype, one, two):
@@ -400,52 +402,56 @@ print(f"{largest[1] / largest[0]:.2f} times the batch on the same card")
 assert 512 <= largest[0] < 1024 <= largest[1], "the limits moved: were model or card changed?"
 
 # %% [markdown]
-# **Read it.** An image takes half the bytes, and twice as many fit.
-#
-# What the simulation cannot know is how much workspace a GPU's library of convolutions, cuDNN, takes. Here is the record of
-# an H200, without a limit or held to 16 GB (14.90 GiB). *TF32* rounds the factors of fp32 products to 10 binary digits,
-# where the card can: a T4 cannot.
+# **Read it.** An image takes half the bytes, and twice as many fit. Look at 1024 images in the picture:
+
+# %% jupyter={"source_hidden": true}
+at_1024 = run(1024, FP16).peak_bytes / 2**30
+ends = {name: [run(size, dtype) for size in sorted({64, 512, 1024, limits[name][0]})] for name, dtype in precisions.items()}
+notes = {f"{name}: {limit} fit": (limit, most / 2**30, 0, 8) for name, (limit, _) in limits.items()}
+notes |= {f"mixed, 1024: {at_1024:.1f} GiB": (1024, at_1024, 80, -28)}
+figure = draw_on_the_card(ends, limits={f"a T4 less its context, {format_bytes(most)}": most}, notes=notes, highest_gib=20,
+                          title="What a T4 holds of ResNet-50 with Adam (simulated)")
+show(figure, alt="Peak memory against batch size, two lines. fp32 meets what a T4 leaves a little below 600 images, and mixed precision "
+     "near 1150. At 1024 images mixed precision lies below that level, and fp32 far above the picture.")
+
+# %% [markdown]
+# A simulation cannot know how much *workspace*, memory to compute in, a GPU's library of convolutions takes: cuDNN. Here is the
+# record of an H200, beside its own simulation: without a limit, then held to 16 GB (14.90 GiB). *TF32* rounds the factors of
+# fp32 products to 10 binary digits, where the card can: a T4 cannot.
 
 # %%
 record, CAP = recorded("resnet50")[0], 16e9
 kinds = {"fp32": None, "tf32": None, "amp fp16": FP16}
 rows = [row for row in record.rows if row["image_size"] == 32 and row["precision"] in kinds and 512 <= row["batch"] < 1200]
-print(f"GiB, {record.evidence}: {record.device}, {record.date}; 'simulated' is of the T4")
-record_table(rows, [run(row["batch"], kinds[row["precision"]]).peak_bytes for row in rows], CAP)
-
-# %% jupyter={"source_hidden": true}
-held = {row["precision"]: row for row in rows if "cap" in row and row["precision"] != "tf32"}
-marks = {f"H200, {what}": {row["batch"]: row[f"{what}_peak_bytes"] for row in held.values()} for what in ("allocated", "reserved")}
-ends = {"fp32": [run(size) for size in (64, 512, 1024)], "mixed": [run(size, FP16) for size in (64, 512, 1024, 1184)]}
-at_1024 = run(1024, FP16).peak_bytes / 2**30
-notes = {f"H200 holds {row['batch']}": (row["batch"], row["reserved_peak_bytes"] / 2**30, 0, 12) for row in held.values()}
-notes |= {f"mixed, 1024: {at_1024:.1f} GiB": (1024, at_1024, 88, -26)}
-figure = draw_on_the_card(ends, marks, highest_gib=20, title="ResNet-50 with Adam: peaks of a T4 (simulated), and an H200 held to its limit", notes=notes,
-                          limits={f"a T4 less its context, {format_bytes(most)}": most, f"the H200's limit, {format_bytes(CAP)}": CAP})
-show(figure, alt="Peak memory against batch size, two lines. fp32 meets what a T4 leaves a little below 600 images, and mixed precision "
-     "near 1150. What the H200 allocated at its largest batches lies on the lines; what it reserved lies just below its limit.")
+rows = [row for row in rows if "cap" not in row or row["precision"] != "tf32"]  # there it takes what fp32 does
+of_h200 = [on_the_card(row["batch"], kinds[row["precision"]], gpu="H200").peak_bytes for row in rows]
+print(f"GiB, {record.evidence}: {record.device}, {record.date}; 'simulated' is of an H200, too")
+record_table(rows, of_h200, CAP)
 
 # %%
-need = (held["amp fp16"]["reserved_peak_bytes"] - run(held["amp fp16"]["batch"], FP16).peak_bytes) / 2**30
+for row in rows[-2:]:
+    fate = "fits" if dict(row["tried"])[1024] else "does not fit"
+    print(f"H200 held to {format_bytes(CAP)}, {row['precision']}: batch 1024 {fate}, the largest in steps of 32 is {row['batch']} ({record.evidence})")
+need = (rows[-1]["reserved_peak_bytes"] - of_h200[-1]) / 2**30
+print(f"   beyond its simulation, at {rows[-1]['batch']}: {need:.2f} GiB of workspace and gaps")
 print(f"mixed precision at batch 1024 on a T4: {at_1024:.2f} of {card.total_bytes / 2**30:.2f} GiB ({Evidence.SIMULATED})")
 for mib in (250, 500, 1000):
-    left = (card.total_bytes - run(1024, FP16).peak_bytes) / 2**30 - mib / 1024
+    left = card.total_bytes / 2**30 - at_1024 - mib / 1024
     assert left > need, "the limits moved: were model or card changed?"
     print(f"   a context of {mib:>4} MiB leaves {left:.2f} GiB for workspace and gaps")
-print(f"batch {held['amp fp16']['batch']}, the largest in steps of 32 on the H200 at its limit: {need:.2f} GiB of workspace and gaps ({record.evidence})")
 
 # %% [markdown]
-# **Read it.** Held to 16 GB, the H200 allocated within 0.07 GiB of the simulation: the diamonds lie on the lines. Without a
-# limit cuDNN took a GiB more of workspace in fp32. At 512 images fp16 was 3.8 times as fast as fp32, and 1.4 times as fast
-# as TF32.
+# **Read it.** Held to 16 GB, the H200 allocated what its simulation says, to 0.01 GiB. Without a limit fp32 peaked 0.9 GiB
+# above it: cuDNN took more workspace. At 512 images fp16 was 3.8 times as fast as fp32, and 1.4 times as TF32.
 #
-# **The answer: yes, by prediction.** Batch 1024 leaves 1.63 GiB of the T4 for workspace and gaps, or 1.14 with a context
-# twice as large. The H200 made do with 0.28 when it had to. No T4 was run, and its cuDNN may take more.
+# **The answer: yes, by prediction.** Batch 1024 fits an H200 held to 16 GB (recorded). It leaves a T4 1.63 GiB for workspace and
+# gaps, or 1.14 with a context twice as large; the H200 made do with 0.23. No T4 was run: its cuDNN may take more.
 #
-# ## 5. The accuracy moves little in five published pairs
+# ## 5. Accuracy: at most 0.23 points apart in five published pairs
 #
-# NVIDIA's [README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
-# gives ResNet-50's top-1 accuracy on ImageNet, in percent, trained with SGD. On the A100 "fp32" is TF32:
+# Does it learn as well? NVIDIA's [README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
+# gives ResNet-50's top-1 accuracy on ImageNet, in percent, trained with SGD. It does not explain its ±, here *spread*. On the
+# A100 "fp32" is TF32:
 
 # %%
 pairs = pd.DataFrame(table("nvidia_resnet50_accuracy")).set_index(["machine", "epochs"]).astype(float)
@@ -456,39 +462,41 @@ print(f"published: {source('nvidia_resnet50_accuracy').partition(' @')[0]}")
 pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]]
 
 # %% [markdown]
-# **Read it.** Mixed precision is lower in two pairs of five, by 0.23 and 0.13, which is more than both spreads. It is
-# higher in three, by up to 0.17. More than the type differs: on the DGX-2, mixed precision had [twice the batch per
+# **Read it.** Mixed precision is lower in two pairs of five, by 0.23 and 0.13, more than both spreads. It is
+# higher in three, by up to 0.17. (Two pairs of a DGX-1, lower by 0.13 and 0.05, are left out: their halves are of different
+# years.) More than the type differs: on the DGX-2, mixed precision had [twice the batch per
 # GPU](https://github.com/NVIDIA/DeepLearningExamples/tree/5562ab767af8645cff9b697ac4ea9a95a90c987b/PyTorch/Classification/ConvNets/resnet50v1.5/training).
 # For Adam on CIFAR-10 nothing is shown.
 
 # %% [markdown]
 # ## 6. The scenario as asked
 #
-# *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file is the
-# loop of section 2 around torchvision's network. Run again, it goes on from what it saved.
+# *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file is section
+# 2's loop around torchvision's network. Run again, it goes on from what it saved.
 
 # %%
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run(1024, FP16).peak_bytes / 2**30:.2f}"))
 
 # %% [markdown]
 # **Read it.** To compare accuracy, train with `512 10 0 fp32` and `512 10 0 fp16`, then both with seeds 1 to 4. If the mean
-# of the five differences is nearer to 0 than their standard deviation, they show nothing. A doubled batch makes half as
-# many steps an epoch: tune its learning rate anew.
+# of the five differences is less than their standard deviation, chance can explain it. A doubled batch makes half as many
+# steps an epoch: tune its learning rate anew.
 
 # %% [markdown]
 # ## Recap
 #
-# The largest moment of a step decides whether it fits. Mixed precision halves activations, adds casts, and leaves weights,
-# gradients and Adam's state as they were. So at one image this ResNet's peak does not move. At hundreds of images
-# activations are nearly all of it, and it nearly halves: by prediction, batch 1024 fits a T4.
+# **Does it fit?** Yes, by prediction: in mixed precision batch 1024 takes 12.62 GiB of a T4's 14.74, and in fp32 24.85. The
+# largest moment of a step decides. Mixed precision halves activations, adds casts, and leaves weights, gradients and Adam's
+# state alone. At hundreds of images the peak is nearly all activations, and nearly halves: twice as
+# many images fit. At one image it does not move.
 #
 # **Test yourself.** A model of 3 billion parameters is trained with Adam in fp32. At one text of 128 tokens it runs out of
 # memory on a 40 GB card. Would mixed precision help?
 #
 # <details><summary>Answer</summary>
 #
-# No. Weights, gradients and Adam's state take 16 bytes per parameter, 48 GB, and at the optimizer step no activation is
-# alive. Another optimizer, sharding or offload helps.
+# No. Weights, gradients and Adam's state take 16 bytes per parameter, 48 GB, in both precisions. Another optimizer, sharding or
+# offload helps.
 #
 # </details>
 #

@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 def record_table(
     rows: Sequence[Row], simulated_bytes: Sequence[int], cap_bytes: float
 ) -> pd.DataFrame:
-    """GiB of each run: simulated, allocated, of these temporaries, and reserved; and its speed.
+    """GiB of each run: simulated, allocated and reserved; and its speed.
 
     Args:
         rows: of the record.
@@ -30,7 +30,6 @@ def record_table(
             "held to": held if "cap" in row else "no limit",
             "simulated": peak / GIB,
             "allocated": row["allocated_peak_bytes"] / GIB,
-            "of it temporaries": row["breakdown"].get("temporaries", 0) / GIB,
             "reserved": row["reserved_peak_bytes"] / GIB,
             "images/s": round(row["images_per_second"]),
         }
