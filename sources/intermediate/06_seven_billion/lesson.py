@@ -206,7 +206,7 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
 # %% [markdown]
 # **Read it.** With adapters a block keeps a third less at best; checkpointed, next to nothing.
 #
-# - A linear layer keeps its input for the gradient of its weight. A frozen one has none and keeps nothing.
+# - A linear layer keeps its input for the gradient of its weight. A frozen one has no such gradient and keeps nothing.
 # - Backward still passes through norms, attention and activation function, so these keep theirs. Frozen norms keep half
 #   as much.
 # - Each adapter keeps its input too. On query and value alone that is less, but QLoRA's authors needed all linear layers
@@ -215,9 +215,9 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
 #
 # ## 3. Four bits by hand
 #
-# A frozen weight is only read, so it may be coarse. **NF4** stores it as one of sixteen levels. Trained weights are close
-# to a normal distribution (published: QLoRA, appendix F), so the levels are its quantiles, dense near zero. First, each
-# block of 64 weights is divided by its largest magnitude, the block's *scale*.
+# Four bits shrink the weights alone. A frozen weight is only read, so it may be coarse. **NF4** stores it as one of sixteen
+# levels. Trained weights are close to a normal distribution (published: QLoRA, appendix F), so the levels are its
+# quantiles, dense near zero. First, each block of 64 weights is divided by its largest magnitude, the block's *scale*.
 
 # %%
 def quantiles(count):
@@ -388,8 +388,8 @@ if four_bits:
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** The adapters learned beside *rounded* weights; the script adds them to unrounded ones. The third way unpacks
-# the four-bit base by `dequantize()` and merges into that. Here the three losses lie within 0.0007. A 7B may differ:
+# **Read it.** The adapters learned beside *rounded* weights; the script adds them to unrounded ones. The third loss
+# is of a merge into the four-bit base, unpacked by `dequantize()`. Here all three lie within 0.0007. A 7B may differ:
 # evaluate the model that you will serve.
 #
 # ## 5. Seven billion, simulated
@@ -409,8 +409,8 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
       "reserved", *(f"{most:.3f} ({method})" for method, most in over.items()))
 
 # %% [markdown]
-# **Read it.** The peaks agree. The card reserved up to 1.097 times what was simulated, most where weights were packed:
-# packing ran there and left gaps, before the simulation begins.
+# **Read it.** The peaks agree. The card reserved more than simulated, up to 1.097 times as much where weights are packed:
+# the packing itself ran there, and the simulation leaves it out.
 #
 # Now Llama-2-7B on a simulated RTX 4090 in four ways, each with the H200's margin left free. Look at where each line
 # meets the usable memory:
@@ -430,16 +430,16 @@ found = {name: {texts * 1024: peak(way, texts) for texts in ((4, 16) if way[1] e
 card, lines = find_device(CARD), {name: [*some.values()] for name, some in found.items()}
 outside = outside_allocator_bytes()
 half, usable_bytes, twice = (int((card.memory_bytes - factor * outside - 4 * adapters) / margin) for factor in (0.5, 1, 2))
-print(f"usable are {usable_bytes / GB:.1f} GB: {CARD}, sold as 24 GB, {card.memory_bytes / GB:.1f} GB, less {outside / GB:.2f} outside the allocator (recorded,",
-      f"H200) and {4 * adapters / GB:.2f} of gradients from earlier micro-batches, divided by {margin:.3f}")
-print("LoRA alone fills them at {:,.0f} tokens; with half as much outside at {:,.0f}, with twice at {:,.0f}".format(
+print(f"usable: {card.memory_bytes / GB:.1f} GB ({CARD}, sold as 24 GB) less {outside / GB:.2f} outside the allocator (recorded, H200) and",
+      f"{4 * adapters / GB:.2f} of gradients from earlier micro-batches, divided by {margin:.3f}: {usable_bytes / GB:.1f} GB")
+print("LoRA alone fills that with {:,.0f} tokens; with half as much outside the allocator {:,.0f}, with twice {:,.0f}".format(
     *(most_items(lines["LoRA"], limit) for limit in (usable_bytes, half, twice))))
 if four_bits:
     text, masked = (peak((True, False), 1, length=3072, padded=padded).reserved_bytes for padded in (False, True))
     on_line = sum(step.reserved_bytes for step in found["QLoRA"].values()) / 2  # halfway between 2,048 and 4,096
     print(f"QLoRA with one text of 3,072 tokens lies {(text - on_line) / GB:.2f} GB above its line, padded another",
           f"{(masked - text) / GB:.2f} GB ({Evidence.SIMULATED})")
-figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four texts": 4096},
+figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four texts; all that Llama-2 can read": 4096},
                          title=f"Llama-2-7B on an {CARD}: rank 16 on all, autocast, flash attention")
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
@@ -545,8 +545,8 @@ if four_bits:
 # - Once the weights are frozen, activations fill the card: 11.4 of the bet's 16.4 GB.
 # - LoRA removes nearly all gradients and optimizer state, NF4 nearly three quarters of the weights' bytes, checkpointing
 #   most activations.
-# - On 24 GB checkpointing is enough for the longest text; four bits are for weights that do not fit. Micro-batches do the
-#   rest.
+# - On 24 GB checkpointing is enough for all that Llama-2 can read. Four bits are needed where the weights do not fit.
+#   Micro-batches do the rest.
 #
 # **Test yourself.** A colleague runs QLoRA with 4,096 tokens, is out of memory, and turns on optimizer offload and ZeRO-2.
 # What do you say?
