@@ -479,16 +479,15 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # %%
 if four_bits:
     at_bet = found["QLoRA"][2048]
-    print(f"the peak: {at_bet.peak_bytes / GB:.1f} GB ({at_bet.evidence}); your bet: {my_bet_gb} GB. Of it:",
-          *(f"{category}: {size / GB:.2f} GB" for category, size in at_bet.breakdown.items() if size > 0.005 * GB), sep="\n")
+    print(f"the peak: {at_bet.peak_bytes / GB:.1f} GB ({at_bet.evidence}); your bet: {my_bet_gb} GB. Its parts above 0.2 GB:",
+          *(f"{category}: {size / GB:.2f} GB" for category, size in at_bet.breakdown.items() if size > 0.2 * GB), sep="\n")
     print(f"your cure: {my_bet_cure}; alone brings four texts onto the card:",
           *(name for name in ("QLoRA", "LoRA + checkpointing") if found[name][4096].reserved_bytes < usable_bytes))
 
 # %% [markdown]
 # **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: activations fill the card. They are 171 KB (section 2) x 32 blocks x
 # 2,048 tokens, 11.2 GB, and a copy of the *logits*, the scores of all words. So checkpointing makes room for four texts,
-# and four bits do not. *Temporaries* are two more copies of the logits, *cast weights* bf16 copies of the adapters, and
-# *kept beside the model* the scales of the four bits.
+# and four bits do not. *Temporaries* are two more copies of the logits.
 #
 # Four bits also cost time. Unpacking takes as long for few tokens as for many, so its share depends on the micro-batch:
 
@@ -531,7 +530,7 @@ if four_bits:
     steps = {"as packed": found["QLoRA + checkpointing"][4096], "prepared": peak((True, True), 4, prepare=True)}
     table = pd.DataFrame({name: {"peak": step.peak_bytes, **step.breakdown} for name, step in steps.items()}).fillna(0) / GB
     table.index = table.index.map(str)
-    print(f"GB, {Evidence.SIMULATED}", table[table.max(axis=1) > 0.005].round(2).to_string(), sep="\n")
+    print(f"GB, {Evidence.SIMULATED}; parts above 0.2", table[table.max(axis=1) > 0.2].round(2).to_string(), sep="\n")
 
 # %% [markdown]
 # **Diagnose it.** Everything that is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes
