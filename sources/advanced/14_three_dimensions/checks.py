@@ -84,6 +84,11 @@ _CLUSTERS: tuple[tuple[dict[str, int], dict[str, float], int], ...] = (
     ({"pp": 3, "shard": 4, "tp": 4}, {"pp": 50.0, "shard": 20.0, "tp": 26.0}, 12),
     ({"pp": 2, "shard": 2, "tp": 4}, {"pp": 15.0, "shard": 10.0, "tp": 90.0}, 8),  # pp is no ring
     (
+        {"pp": 2, "shard": 4},
+        {"pp": 3.0, "shard": 2.0},
+        2,
+    ),  # and half of it between nodes is not free
+    (
         {"pp": 16, "replicate": 8, "shard": 8, "tp": 4},
         {"pp": 30.0, "replicate": 14.0, "shard": 12.0, "tp": 90.0},
         64,

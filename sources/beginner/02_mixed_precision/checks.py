@@ -276,6 +276,7 @@ _LEDGER_CASES = [
     (torch.bfloat16, 8, "under autocast"),
     (None, 8, "without autocast, dtype=None"),
     (torch.bfloat16, 5, "under autocast, another batch"),
+    (None, 2, "a model whose own forward keeps something between two children"),
 ]
 _IN_BYTES = "a dictionary from names of modules to whole numbers of bytes"
 
@@ -286,8 +287,12 @@ def kept_by_module(answer: Callable[..., Any]) -> Verdict:
     model = ledger.small_network(channels=8, side=16, wide=32, half=True)
     for dtype, batch, says in _LEDGER_CASES:
         inputs = torch.randn(batch, 3, 16, 16)
-        count = partial(ledger.kept_by_module, model, inputs)
-        found, right = _sizes(answer(model, inputs, dtype)), count(dtype)
+        asked = ledger.WorksBetween() if "between" in says else model
+        count = partial(ledger.kept_by_module, asked, inputs)
+        found = _sizes(answer(asked, inputs, dtype))
+        if stayed := _hooked(asked):
+            return stayed
+        right = count(dtype)
         if equal(found, right):
             continue
         other = None if dtype else torch.bfloat16
@@ -302,6 +307,10 @@ def kept_by_module(answer: Callable[..., Any]) -> Verdict:
             (
                 count(dtype, views=True),
                 "That counts a view's own bytes. Its whole storage stays alive.",
+            ),
+            (
+                count(dtype, ends=False),
+                "What is kept after a child has ended is not that child's: note when one ends, too.",
             ),
         ]:
             if equal(found, mistake):
@@ -325,7 +334,16 @@ def _sizes(found: Any) -> dict[str, int]:
     sizes = instance(Mapping, _IN_BYTES).returned(found)
     size = whole("a whole number of bytes for each module")
     read = {str(name): size.returned(value) for name, value in sizes.items()}
-    return {name: value for name, value in read.items() if value}
+    return {name: value for name, value in read.items() if name and value}
+
+
+def _hooked(model: nn.Module) -> Verdict | None:
+    """The verdict on hooks that stay on a model, and run in every forward from then on."""
+    left = [n for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+    if not left:
+        return None
+    nudge = "Keep what register_forward_hook returns, and call its remove() at the end."
+    return not_yet("hooks stay on the model after the call", got=", ".join(left[:3]), nudge=nudge)
 
 
 _FATES = {

@@ -164,7 +164,8 @@ if isinstance(predicted_peak(P, PER_IMAGE, 1, False, 8), (int, float)) and isins
 # without if `dtype` is `None`. It returns a dictionary: for each child of the model
 # (`model.named_children()`), how many bytes autograd keeps for backward while that child runs. Each *storage*
 # counts once and whole, for the child that keeps it first. The model's own parameters and buffers do not
-# count. Children that keep nothing may be left out.
+# count, and what is kept between two children counts for neither. Children that keep nothing may be left out. No hook
+# stays on the model.
 
 # %%
 def kept_by_module(model: nn.Module, inputs: torch.Tensor, dtype: torch.dtype | None) -> dict[str, int]:

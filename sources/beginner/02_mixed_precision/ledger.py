@@ -50,6 +50,18 @@ def small_network(
     return model
 
 
+class WorksBetween(nn.Module):
+    """Keeps something itself, between its children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Images (batch, 3, side, side) -> (batch, 4, side - 4, side - 4)."""
+        return self.mix(self.conv(inputs).exp())
+
+
 def kept_by_module(
     model: nn.Module,
     inputs: torch.Tensor,
@@ -59,6 +71,7 @@ def kept_by_module(
     once: bool = True,
     in_bytes: bool = True,
     views: bool = False,
+    ends: bool = True,
 ) -> dict[str, int]:
     """Bytes that autograd keeps for backward, by the child module that keeps them first.
 
@@ -70,6 +83,7 @@ def kept_by_module(
         once: count a storage for the first module alone.
         in_bytes: False counts elements.
         views: count a view's own bytes, not those of its storage.
+        ends: False takes the child that began last for the one that runs.
     """
     tensors = [] if own else [*model.parameters(), *model.buffers()]
     seen = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -79,7 +93,8 @@ def kept_by_module(
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             size = tensor.nbytes if views else storage.nbytes()
-            kept[running[-1]] += size if in_bytes else tensor.numel()
+            counted = size if in_bytes else tensor.numel()
+            kept[running[-1]] = kept.get(running[-1], 0) + counted
             if once:
                 seen.add(storage.data_ptr())
         return tensor.detach()
@@ -88,13 +103,15 @@ def kept_by_module(
         for name, module in model.named_children():
             enter = module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
             leave = module.register_forward_hook(lambda *_: running.pop() and None)
+            if not ends:
+                leave.remove()
             stack.callback(enter.remove)
             stack.callback(leave.remove)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
         stack.enter_context(torch.autocast("cpu", dtype=dtype, enabled=dtype is not None))
         output = model(inputs)
     del output
-    return {name: size for name, size in kept.items() if size}
+    return {name: size for name, size in kept.items() if name and size}
 
 
 def measured_peak(

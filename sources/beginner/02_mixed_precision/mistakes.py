@@ -226,6 +226,18 @@ def all_in_the_last(solution: Any, *given: Any) -> dict[str, int]:
     return {"head": sum(solution(*given).values())}
 
 
+@known.mistake("kept_by_module", "hooks stay on the model")
+def keeps_its_hooks(solution: Any, model: nn.Module, *given: Any) -> dict[str, int]:
+    for module in model.children():
+        module.register_forward_hook(lambda *_: None)
+    return solution(model, *given)
+
+
+@known.right("kept_by_module")
+def what_is_between_under_no_name(solution: Any, *given: Any) -> dict[str, int]:
+    return {"": 4096} | solution(*given)
+
+
 @known.right("kept_by_module")
 def lists_what_keeps_nothing(solution: Any, *given: Any) -> dict[str, int]:
     return {"flat": 0} | solution(*given)
@@ -237,6 +249,7 @@ known.mistakes(
     own_parameters=(kept(own=True), "own parameters and buffers"),
     kept_by_both=(kept(once=False), "was counted for both"),
     elements=(kept(in_bytes=False), "counts elements"),
+    began_last=(kept(ends=False), "note when one ends"),
     no_return=(lambda *given: None, "returns nothing"),
 )
 

@@ -157,8 +157,8 @@ def exposed_seconds(answer: Callable[[list[int], int, float, float], float]) -> 
     return first_wrong(answer, cases, within=1e-9, relative=1e-6) or correct(note)
 
 
-_SIZES = [([40, 10, 10, 10, 30], 40), ([5] * 9, 20), ([100, 1, 1], 10)]
-PAR_BUCKETS, PAR_PAYLOAD_BYTES = 6, 148
+_SIZES = [([40, 10, 10, 10, 30], 40), ([5] * 9, 20), ([100, 1, 1], 10), ([2, 3, 1, 3], 4)]
+PAR_BUCKETS, PAR_PAYLOAD_BYTES = 8, 148
 EXACT_BYTES = 4  # of a count of tokens: fp32 holds all whole numbers up to 16 million
 _BUCKETS = several(
     several(whole(), what="a list of indices"), what="a list of buckets, each a list of indices"

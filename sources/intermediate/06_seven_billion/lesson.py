@@ -11,9 +11,9 @@
 #
 # {{badges}}
 #
-# **Promise.** Trained in full, Llama-2-7B needs 107.8 GB for its states alone. You bring its fine-tune onto one card of
-# 24 GB by adapters and four-bit weights, both built by hand, and by checkpointing. A map says which of the three your
-# longest text needs, and a script trains the model.
+# **Promise.** Trained in full, Llama-2-7B needs 107.8 GB for its states alone. Adapters, four-bit weights and
+# checkpointing bring its fine-tune onto one card of 24 GB. You build the first two by hand, see what fills the card then,
+# and leave with a map of which of the three you need, and a script that trains.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,12 +22,12 @@
 # %% [markdown]
 # ## A bet
 #
-# You fine-tune Llama-2-7B with `peft`. Its weights are frozen in four bits, half a byte each, together 3.5 GB. Small
-# trained matrices of rank 16 in fp32, *adapters*, stand beside every matrix of its blocks. A step takes two texts of 1,024 tokens
-# under bf16 autocast, without checkpointing. How many GB does it take at its *peak*?
+# You fine-tune Llama-2-7B with `peft`. Its weights are frozen in four bits, half a byte each. Beside every matrix of its
+# blocks stand small trained matrices in fp32, *adapters* of rank 16. A step takes two texts of 1,024 tokens under bf16
+# autocast, without checkpointing. How many GB does it take at its *peak*?
 #
-# Beside weights in 16 bits, four such texts are too many for 24 GB. Which one change makes room for them: four-bit
-# weights, or checkpointing?
+# Now leave the weights in 16 bits and take four such texts. They are too many for 24 GB. Which one change makes room:
+# four-bit weights, or checkpointing?
 
 # %%
 my_bet_gb = 3.5
@@ -47,7 +47,7 @@ import torch
 from torch import nn
 
 from utils import GB, Evidence, draw_breakdown, has_native_dtype, llama_config, load_base, measure, model_shape
-from utils import GIB, predicted, prepare_ranks, run_ranks, score, scratch_folder, show, text_batches, text_tokens
+from utils import predicted, prepare_ranks, run_ranks, score, scratch_folder, show, text_batches, text_tokens
 from utils.catalog import device as find_device
 from utils.data import docstring_pairs
 from utils.simulation import extrapolate
@@ -113,7 +113,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** With all weights trained, the states fill more than four cards. A frozen weight needs neither gradient nor
-# optimizer state, so LoRA leaves 14.1 GB; packed weights leave 4.5 GB. Eight-bit moments shorten the first bar alone. No
+# optimizer state, so LoRA leaves 14.1 GB; packed weights leave 4.5 GB. Eight-bit moments matter for the first bar only. No
 # bar has activations yet.
 #
 # ## 2. LoRA by hand
@@ -191,8 +191,8 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is {100 *
 # **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Both peaks lie where backward begins:
 # no gradient is alive yet, and most bytes are activations.
 #
-# So what does a block *keep* until backward? In the figure's last bar it is *checkpointed*: computed again in backward
-# ([lesson 05](05_checkpointing.ipynb)).
+# So what does a block *keep* until backward? Compare each bar with the last, where the block is *checkpointed*: computed
+# again in backward ([lesson 05](05_checkpointing.ipynb)).
 
 # %%
 arms = {"all weights trained,\nfp32": {}, "LoRA: query, value": {"targets": ["q_proj", "v_proj"]},
@@ -204,21 +204,20 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
      alt="; ".join(f"{' '.join(name.split())}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
 
 # %% [markdown]
-# **Read it.** With adapters a block keeps about a third less at best. Checkpointed it keeps next to nothing.
+# **Read it.** With adapters a block keeps a third less at best; checkpointed, next to nothing.
 #
-# - A trained linear layer keeps its input, for the gradient of its weight. A frozen one does not.
-# - Norms, attention and activation function keep theirs: backward passes through them on its way to the adapters. A
-#   trained norm keeps more.
-# - An adapter keeps its input too. On query and value alone that is less, but QLoRA's authors needed all linear layers
+# - A linear layer keeps its input for the gradient of its weight. A frozen one has no such gradient and keeps nothing.
+# - Backward still passes through norms, attention and activation function, so these keep theirs. Frozen norms keep half
+#   as much.
+# - Each adapter keeps its input too. On query and value alone that is less, but QLoRA's authors needed all linear layers
 #   to match full fine-tuning (published: QLoRA, section 4).
-# - Beside a 16-bit layer each adapter keeps a copy of its own. Beside a packed layer, under autocast, query, key and value
-#   share one.
+# - Beside packed layers, under autocast, `peft` makes fewer copies of those inputs.
 #
 # ## 3. Four bits by hand
 #
-# A frozen weight is only read, so it may be coarse. **NF4** stores it as one of sixteen levels. Trained weights are close
-# to a normal distribution (published: QLoRA, appendix F), so the levels are its quantiles, dense near zero. First, each
-# block of 64 weights is divided by its largest magnitude, the block's *scale*.
+# Four bits shrink the weights alone. A frozen weight is only read, so it may be coarse. **NF4** stores it as one of sixteen
+# levels. Trained weights are close to a normal distribution (published: QLoRA, appendix F), so the levels are its
+# quantiles, dense near zero. First, each block of 64 weights is divided by its largest magnitude, the block's *scale*.
 
 # %%
 def quantiles(count):
@@ -389,15 +388,17 @@ if four_bits:
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** The adapters learned beside *rounded* weights, and in the 16-bit base they meet others. To keep those that
-# they know, unpack the four-bit base by `dequantize()` and merge into it. Here the three losses lie within 0.0007. A 7B may
-# differ: evaluate the model that you will serve.
+# **Read it.** The adapters learned beside *rounded* weights; the script adds them to unrounded ones. The third loss
+# is of a merge into the four-bit base, unpacked by `dequantize()`. Here all three lie within 0.0007. A 7B may differ:
+# evaluate the model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
 # Now the step of `Trainer(bf16=True)` for 7B, with the same libraries on a simulated GPU: its tensors have shapes and no
 # numbers ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and `extrapolate` extends it to 32.
-# First beside a real card, which ran two other models:
+#
+# First beside a real card, an H200, which ran two other models. Compare the peaks, then what the allocator *reserved* to
+# hold them:
 
 # %%
 CARD, runs = "RTX 4090", beside_recorded(bool(four_bits))
@@ -408,11 +409,11 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
       "reserved", *(f"{most:.3f} ({method})" for method, most in over.items()))
 
 # %% [markdown]
-# **Read it.** The peaks agree. The allocator *reserved* more on the card, most with packed weights: packing ran there and
-# left gaps, and the simulation begins after it. Below, every way leaves that larger margin free.
+# **Read it.** The peaks agree. The card reserved more than simulated, up to 1.097 times as much where weights are packed:
+# the packing itself ran there, and the simulation leaves it out.
 #
-# At each peak three fp32 copies of the *logits*, the scores of all words, are alive. Llama-2 knows 32,000 words, these
-# models four times as many or more: simulate your own. Now Llama-2-7B in four ways:
+# Now Llama-2-7B on a simulated RTX 4090 in four ways, each with the H200's margin left free. Look at where each line
+# meets the usable memory:
 
 # %%
 def peak(way, texts, length=1024, padded=False, **changes):
@@ -429,30 +430,27 @@ found = {name: {texts * 1024: peak(way, texts) for texts in ((4, 16) if way[1] e
 card, lines = find_device(CARD), {name: [*some.values()] for name, some in found.items()}
 outside = outside_allocator_bytes()
 half, usable_bytes, twice = (int((card.memory_bytes - factor * outside - 4 * adapters) / margin) for factor in (0.5, 1, 2))
-print(f"{CARD}, sold as 24 GB: {card.memory_bytes / GIB:.1f} GiB, {card.memory_bytes / GB:.1f} GB. Less {outside / GB:.2f} beside the",
-      f"allocator (recorded, H200) and {4 * adapters / GB:.2f} for gradients that earlier micro-batches left, divided by {margin:.3f}: {usable_bytes / GB:.1f} GB")
-print("longest text of LoRA alone, with half of that beside it {:,.0f} tokens, with twice {:,.0f}".format(
-    *(most_items(lines["LoRA"], limit) for limit in (half, twice))))
+print(f"usable: {card.memory_bytes / GB:.1f} GB ({CARD}, sold as 24 GB) less {outside / GB:.2f} outside the allocator (recorded, H200) and",
+      f"{4 * adapters / GB:.2f} of gradients from earlier micro-batches, divided by {margin:.3f}: {usable_bytes / GB:.1f} GB")
+print("LoRA alone fills that with {:,.0f} tokens; with half as much outside the allocator {:,.0f}, with twice {:,.0f}".format(
+    *(most_items(lines["LoRA"], limit) for limit in (usable_bytes, half, twice))))
 if four_bits:
-    text, masked = (peak((True, False), 1, length=3072, padded=padded) for padded in (False, True))
-    lines["QLoRA"].append(text)
-    between = sum(step.reserved_bytes for step in found["QLoRA"].values()) / 2
-    print(f"reserved for one text of 3,072: {text.reserved_bytes / GB:.2f} GB;",
-          f"halfway between two and four of 1,024: {between / GB:.2f} GB ({Evidence.SIMULATED})")
-    more = [(b - a) / GB for a, b in ((text.peak_bytes, masked.peak_bytes), (text.reserved_bytes, masked.reserved_bytes))]
-    print("with a padding mask: the peak is {:.2f} GB higher, {:.2f} GB more are reserved ({})".format(*more, Evidence.SIMULATED))
-figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four texts": 4096},
+    text, masked = (peak((True, False), 1, length=3072, padded=padded).reserved_bytes for padded in (False, True))
+    on_line = sum(step.reserved_bytes for step in found["QLoRA"].values()) / 2  # halfway between 2,048 and 4,096
+    print(f"QLoRA with one text of 3,072 tokens lies {(text - on_line) / GB:.2f} GB above its line, padded another",
+          f"{(masked - text) / GB:.2f} GB ({Evidence.SIMULATED})")
+figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four texts; all that Llama-2 can read": 4096},
                          title=f"Llama-2-7B on an {CARD}: rank 16 on all, autocast, flash attention")
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
 # %% [markdown]
-# **Read it.** A line says what the card must hold for so many tokens at once. Its ring shows where the usable memory is
-# full. Four bits lower a line, checkpointing makes it flatter.
+# **Read it.** A line says what the card must hold for so many tokens at once, in texts of 1,024. Its ring marks where the
+# usable memory is full. Four bits lower a line; checkpointing makes it flatter.
 #
-# Stay below the rings. The hollow square, a single text, lies 0.17 GB above its line of several. If such a text is padded,
-# 0.70 GB more are reserved, as its mask rules out PyTorch's flash attention.
+# Stay below the rings: one long text needs a little more than several short ones, and more again if it is padded.
 #
-# A batch can go through the card in *micro-batches* whose gradients add up. A single text cannot be cut:
+# Many texts can go through in *micro-batches* whose gradients add up. A single text cannot be cut, so your longest one
+# decides:
 
 # %%
 rows = {}
@@ -461,37 +459,35 @@ for name, way in ways.items():
     tokens, step = most_items(lines[name], usable_bytes), found[name][4096]
     texts = max(size for size in (1, 2, 4, 8, 16) if 1024 * size <= tokens)
     rows[name] = {"MB a token": (more - less) / (many - few) / 1e6, "4 texts: peak, GB": step.peak_bytes / GB,
-                  "4 texts: reserved, GB": step.reserved_bytes / GB,
-                  "longest text, tokens": f"{tokens:,.0f}", "micro-batches for 16 texts": f"{16 // texts} of {texts}",
+                  "tokens at once": f"{tokens:,.0f}", "micro-batches for 16 texts": f"{16 // texts} of {texts}",
                   "16 texts, s": step_seconds(*way, texts, 1024, 16 // texts)}
     score("06", f"Llama-2-7B, {name}, 4,096 tokens", evidence=Evidence.SIMULATED, peak_bytes=step.peak_bytes)
 display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: bytes and tokens simulated, seconds predicted (lesson 15)"))
 
 # %% [markdown]
-# **Read it.** *Longest text* is where the ring lies. Take the first row that holds yours:
+# **Read it.** *Tokens at once* is where the ring lies. Take the first row with room for your longest text:
 #
-# 1. **LoRA alone**, one text at a time: no weight loses its 16 bits, nothing is computed twice. Texts of 1,024 tokens leave
-#    five to spare, and none if twice as much lies beside the allocator: too close.
-# 2. **QLoRA**: weights are rounded to four bits. The update is *predicted* to take about as long.
-# 3. **LoRA with checkpointing**: weights keep 16 bits, the update takes longer. All that Llama-2 can read fits: 4,096
-#    tokens.
-# 4. **QLoRA with checkpointing**: for a smaller card. One of 12 GB cannot hold 16-bit weights.
+# 1. **LoRA alone** rounds nothing and computes nothing twice. Texts of 1,024 tokens leave five to spare, and none if twice
+#    as much lies outside the allocator: too close.
+# 2. **QLoRA** rounds the weights.
+# 3. **LoRA with checkpointing** keeps 16 bits. Its update is predicted to take a quarter longer. All that Llama-2 can read
+#    fits: 4,096 tokens.
+# 4. **QLoRA with checkpointing** is for a smaller card. One of 12 GB cannot hold 16-bit weights.
 #
-# Where the second row fits, so does the third: choose between rounding and time. The bet:
+# So on 24 GB checkpointing alone is enough for every text, and four bits alone for shorter ones. The bet:
 
 # %%
 if four_bits:
     at_bet = found["QLoRA"][2048]
-    print(f"the peak: {at_bet.peak_bytes / GB:.1f} GB ({at_bet.evidence}); your bet: {my_bet_gb} GB. Of it:",
-          *(f"{category}: {size / GB:.2f} GB" for category, size in at_bet.breakdown.items() if size > 0.005 * GB), sep="\n")
+    print(f"the peak: {at_bet.peak_bytes / GB:.1f} GB ({at_bet.evidence}); your bet: {my_bet_gb} GB. Its parts above 0.2 GB:",
+          *(f"{category}: {size / GB:.2f} GB" for category, size in at_bet.breakdown.items() if size > 0.2 * GB), sep="\n")
     print(f"your cure: {my_bet_cure}; alone brings four texts onto the card:",
           *(name for name in ("QLoRA", "LoRA + checkpointing") if found[name][4096].reserved_bytes < usable_bytes))
 
 # %% [markdown]
 # **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: activations fill the card. They are 171 KB (section 2) x 32 blocks x
-# 2,048 tokens, 11.2 GB, and a copy of the logits. So checkpointing makes room for four texts, and four bits do not.
-# *Temporaries* are two more copies of the logits, *cast weights* bf16 copies of the adapters, and *kept beside the model*
-# are the scales of the four bits.
+# 2,048 tokens, 11.2 GB, and a copy of the *logits*, the scores of all words. So checkpointing makes room for four texts,
+# and four bits do not. *Temporaries* are two more copies of the logits.
 #
 # Four bits also cost time. Unpacking takes as long for few tokens as for many, so its share depends on the micro-batch:
 
@@ -513,8 +509,8 @@ print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: 
 # file, do the first three. First accept the model's licence on the Hub and log in (`hf auth login`). A line of
 # `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
-# The script packs and checkpoints. By the table, texts of 1,024 tokens need only one of the two. For weights in 16 bits,
-# omit `quantization_config` in `qlora`. For a shorter update, omit the checkpointing line, and take 8 micro-batches of 2.
+# By the table, texts of 1,024 tokens need four bits or checkpointing, and not both. To keep 16 bits, omit
+# `quantization_config` in `qlora`. For a shorter update, omit the checkpointing line, and take 8 micro-batches of 2.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over cards. Of adapters these are half a GB:
 # plain data parallelism is enough. ZeRO-3 and FSDP ([lesson 09](09_sharding.ipynb)) also divide frozen weights.
@@ -534,7 +530,7 @@ if four_bits:
     steps = {"as packed": found["QLoRA + checkpointing"][4096], "prepared": peak((True, True), 4, prepare=True)}
     table = pd.DataFrame({name: {"peak": step.peak_bytes, **step.breakdown} for name, step in steps.items()}).fillna(0) / GB
     table.index = table.index.map(str)
-    print(f"GB, {Evidence.SIMULATED}", table[table.max(axis=1) > 0.005].round(2).to_string(), sep="\n")
+    print(f"GB, {Evidence.SIMULATED}; parts above 0.2", table[table.max(axis=1) > 0.2].round(2).to_string(), sep="\n")
 
 # %% [markdown]
 # **Diagnose it.** Everything that is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes
@@ -545,16 +541,19 @@ if four_bits:
 #
 # ## Recap
 #
-# - LoRA removes gradients and moments, NF4 nearly three quarters of the weights, checkpointing most activations.
-# - The longest text decides which you need; micro-batches do the rest.
+# - Once the weights are frozen, activations fill the card: 11.4 of the bet's 16.4 GB.
+# - LoRA removes nearly all gradients and optimizer state, NF4 nearly three quarters of the weights' bytes, checkpointing
+#   most activations.
+# - On 24 GB checkpointing is enough for all that Llama-2 can read. Four bits are needed where the weights do not fit.
+#   Micro-batches do the rest.
 #
 # **Test yourself.** A colleague runs QLoRA with 4,096 tokens, is out of memory, and turns on optimizer offload and ZeRO-2.
 # What do you say?
 #
 # <details><summary>Answer</summary>
 #
-# Both touch states that are small already. Activations fill the card: turn on checkpointing, or put
-# fewer texts into a micro-batch.
+# Both touch states that are small already. Activations fill the card: checkpoint, or put fewer texts into
+# a micro-batch.
 #
 # </details>
 #

@@ -6,12 +6,10 @@ import pandas as pd
 
 from evidence.recorded import recorded_fine_tunes, rows
 from utils.checked import check_public
-from utils.fitting.model_configs import model_config
 from utils.units import GB
 
 RECORDED_ON = "H200, 2026-11-26: PyTorch 2.11, transformers 5.17, peft 0.21.0"
 METHODS = ("lora", "qlora")
-COPIES, FP32 = 3, 4  # of the logits at the peak, and bytes of a number
 
 
 def beside_recorded(packed: bool) -> pd.DataFrame:
@@ -22,8 +20,6 @@ def beside_recorded(packed: bool) -> pd.DataFrame:
         if how.method not in METHODS or (how.method == "qlora" and not packed):
             continue
         step = row.simulated()
-        words = model_config(row.model).vocab_size
-        logits = COPIES * FP32 * how.micro_batch * how.tokens * words
         times = f", {how.accumulation} times" if how.accumulation > 1 else ""
         table.append(
             {
@@ -33,7 +29,6 @@ def beside_recorded(packed: bool) -> pd.DataFrame:
                 "texts": f"{how.micro_batch} x {how.tokens:,}{times}",
                 "peak, simulated": step.peak_bytes / GB,
                 "peak, recorded": row.peak_bytes / GB,
-                "logits, predicted": logits / GB,
                 "reserved, simulated": (step.reserved_bytes or 0) / GB,
                 "reserved, recorded": row.reserved_bytes / GB,
             }
