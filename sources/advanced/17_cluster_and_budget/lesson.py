@@ -14,8 +14,7 @@
 # **The question.** A node dies under your job, and later its time limit comes. What makes the job go on with nobody at the keyboard,
 # and are its losses still the same?
 #
-# A job goes on by three parts: a save, somebody who notices the trouble, and somebody who starts the job again. You look for all
-# three in each trouble.
+# A job goes on by three parts: a save, somebody who notices the trouble, and somebody who starts the job again.
 #
 # You run one script on a real Slurm, whose three nodes share your machine. You kill a node under it, and send it the signal of a time
 # limit. Then you compare its losses with those under torchrun and Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
@@ -93,7 +92,7 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 # 2. After the next save it sends the job the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s
 #    before the limit, or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
 #
-# In the picture, find the two gaps in the lane of `n1`, where the job is in the queue. What ends each?
+# In the picture, find the two gaps in the lane of `n1`. What ends each?
 
 # %%
 if slurm:
@@ -143,8 +142,7 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # called `scontrol requeue`, because `srun` had ended with 75.
 #
 # A third trouble is a rank that fails on a healthy node. Slurm sees no dead node then. `srun` gives up 60 s after the first rank has
-# ended (`--wait=60`), and the `elif` requeues, at most three times after the same save. With Slurm's default times the `elif` may come
-# first for a dead node, too: if the other ranks see at once that their connection is closed.
+# ended (`--wait=60`), and the `elif` requeues, at most three times after the same save.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
@@ -169,7 +167,7 @@ check("17.steps_twice", steps_twice)
 # %% [markdown]
 # ## 3. The time limit: a signal, a save, exit code 75
 #
-# A dead node gives no warning, and a time limit does: so no step need run twice. But the right process must hear it. In the middle of the
+# A dead node gives no warning, and a time limit does. But the right process must hear it. In the middle of the
 # drawing `srun` starts a rank itself, as in `job.slurm`. On the right it starts torchrun, which starts the rank.
 
 # %%
@@ -177,9 +175,8 @@ show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank
 
 # %% [markdown]
 # By default Slurm signals only the first process of a task ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). In `job.slurm` that
-# is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save: "On
-# Monday" has the flag that mends it. (This notebook's Slurm signals every process of a task, as a cluster does with
-# `SignalChildrenProcesses=yes`.)
+# is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save ("On
+# Monday" mends it).
 #
 # Ranks hear the signal in the middle of a step, and not all in the same one. If each saved at once, some would wait in a save and others
 # in a step. So the handler only notes the signal, in `_asked`. After each step the ranks ask each other whether anyone has heard it, and
@@ -194,7 +191,7 @@ print(inspect.getsource(Saves.kept))
 #
 # ### Break it: ranks that do not end together
 #
-# The ranks have saved after the same step, but the second needs ten seconds more to end. What does `srun` do with it under
+# The ranks have saved after the same step, but the second takes longer to end. What does `srun` do with it under
 # `--kill-on-bad-exit=1`, and what under the flags of `job.slurm`?
 
 # %%
@@ -208,8 +205,7 @@ if slurm:
 #
 # ## 4. The losses are the same
 #
-# The job goes on. Does it still compute the same? The reference is the same folder under `torchrun`, without any trouble. Three runs are
-# compared with it:
+# The reference is the same folder under `torchrun`, without any trouble. Three runs are compared with it:
 #
 # - the job of section 2;
 # - a stored run under **Ray Train**, which starts all workers anew when one dies: one was killed after the save of step 4;
@@ -260,18 +256,16 @@ print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {lar
 
 # %% [markdown]
 # **Read it.** Through two restarts under Slurm and a lost worker under Ray the losses agree with the reference to a millionth. Lost moments
-# would show: their gap is far larger. The tokens are random, so there is nothing to learn, and the loss has no trend.
+# would show: their gap is far larger. The loss has no trend, because the tokens are random.
 #
 # Two things make the losses equal here, where the number of ranks stays. A save holds the weights and the optimizer's states, and a batch
-# depends on the number of its step alone. With dropout, save the random generators' states, too. With a `DataLoader`, seed the shuffle by
-# the epoch and skip used batches, or save its place with torchdata's `StatefulDataLoader`.
+# depends on the number of its step alone. With dropout, save the random generators' states, too. With a `DataLoader`, save
+# its place with torchdata's `StatefulDataLoader`.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
 # the job's number into the folder's name: a requeue keeps it, and a new <code>sbatch</code> begins from nothing.</div>
 #
 # ## 5. Kubernetes, Ray and SkyPilot have the same parts
-#
-# The save is `train.py`'s own, whoever starts it. Noticing and starting again are the launcher's.
 #
 # On **Kubernetes** a job is YAML. `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
 # runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) A container brings its own files. The `Dockerfile` builds it on NVIDIA's
@@ -310,9 +304,8 @@ for name, meanings in ANSWERS.items():
 # `train.py` saves at SIGTERM, too. If a save may take longer than 30 s, raise both the pod's `terminationGracePeriodSeconds` and torchrun's
 # own 30 s (`--shutdown-timeout`, in newer versions).
 #
-# **Which to choose.** torchrun alone serves one machine, or a handful that you watch yourself. Take Slurm where a cluster is shared, and
-# Kubernetes where your company runs on it. Ray Train suits a program that also prepares data and tunes. SkyPilot suits you when prices
-# decide.
+# **Which to choose.** torchrun alone for a few machines that you watch yourself; Slurm where a cluster is shared; Kubernetes where your
+# company runs on it; Ray Train for a program that also prepares data and tunes; SkyPilot when prices decide.
 #
 # **What to watch.** Watch the losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`.
 # And watch the log's age. A peer that hangs closes no connection, nor does a node that loses power. NCCL's watchdog ends the collective
@@ -330,7 +323,7 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## Recap
 #
-# A job goes on by three parts: a save, somebody who notices, and somebody who starts it again. Under Slurm these are:
+# A job goes on by three parts. Under Slurm these are:
 #
 # | trouble | the save | who notices | who starts it again |
 # |---|---|---|---|
@@ -338,20 +331,9 @@ for name, meanings in ANSWERS.items():
 # | a rank fails | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
 # | the time limit comes | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
 #
-# The losses stay the same, where a save holds all states and a batch depends on its step alone. One script did it under Slurm, torchrun
-# and Ray, because under each it finds the same five variables.
+# The losses stay the same, where a save holds all states and a batch depends on its step alone.
 #
-# ### Test yourself
-#
-# Slurm kills your job at its time limit, and no save is there. Which two things are missing?
-#
-# <details><summary>Answer</summary>
-#
-# `--signal=USR1@120` in the script, and a handler in the ranks that leads to a save.
-#
-# </details>
-#
-# Do exercise 1 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), in a copy (`make my-labs`); the others are about
+# Do exercise 1 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb); the others are about
 # [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
 #
 # **References.** [srun](https://slurm.schedmd.com/srun.html), [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/).
