@@ -25,8 +25,8 @@
 #
 # ## A bet
 #
-# A job runs on two nodes, and one of them dies. Later it gets the signal that warns of its time limit. How many commands must you type
-# until it has trained to its end?
+# One of a job's two nodes dies, and later comes the signal that warns of its time limit. How many commands must you type until the job
+# has trained to its end?
 
 # %%
 my_bet_commands = 2
@@ -57,11 +57,11 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 # ## 1. One script, whoever starts it
 #
 # A **launcher** starts a job's ranks. It tells each its number and where all meet, in five environment variables: `RANK`,
-# `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. A script that reads them need not know its launcher.
+# `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 #
 # `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
 # one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
-# that it wants. The cell starts a real Slurm on this machine: a controller, and three nodes with networks of their own, as in lesson 11.
+# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own, as in lesson 11.
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -81,8 +81,8 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 
 # %% [markdown]
 # **Read it.** `train.py` names no launcher: `run`, in its last line, reads the five variables and joins the ranks. `job.slurm` fills
-# them in. `MASTER_ADDR` is set once, before `srun`, which starts the ranks. `RANK` differs from rank to rank, so it is set inside `srun`.
-# `Saves` loads the newest save, if there is one. Exit code 75 is an agreement of the two files. It says: "I have saved, start me again."
+# them in. `srun` starts the ranks. `RANK` differs from rank to rank, so it is set inside. `Saves` loads the newest save, if there is one.
+# Exit code 75 is an agreement of the two files: "I have saved, start me again."
 #
 # ## 2. A node dies, and the job comes back by itself
 #
@@ -92,7 +92,7 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 # 2. After the next save it sends the job the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s
 #    before the limit, or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
 #
-# In the picture, find the two gaps in the lane of `n1`. What ends each?
+# In the picture, find the two gaps of `n1`. What ends each?
 
 # %%
 if slurm:
@@ -123,16 +123,13 @@ print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scanc
 
 # %% [markdown]
 # **Read it.** An expired *credential* ends each gap. It is the controller's signed permission to run on these nodes, and a requeued job
-# waits until its old one is void (`cred_expire`, 5 s here). What comes before the gaps differs:
-#
-# - **1 to 2:** no step runs, because the rank on `n1` has lost its peer. Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
-# - **From 4 on:** the job finishes its step, saves and ends.
+# waits until its old one is void (`cred_expire`, 5 s here). Before the first gap, from 1 to 2, no step runs: the rank on `n1` has lost
+# its peer, and Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
 #
 # **On your cluster expect 5 to 10 minutes from 1 to 3, and then the queue.** By default `SlurmdTimeout` is 300 s
-# ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)). Two rounds of calls, 100 s apart, may come on top, so a death may be seen only
-# after 500 s. `cred_expire` is 120 s by default.
+# ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and two rounds of calls, 100 s apart, may come on top. `cred_expire` is 120 s.
 #
-# Who put the job back into the queue? Slurm's log and its accounting tell of both times:
+# Who put the job back into the queue? Slurm's log and accounting tell:
 
 # %%
 print(seen["decisions"], seen["accounting"], sep="\n\n")
@@ -141,8 +138,9 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) no node had failed: `job.slurm`
 # called `scontrol requeue`, because `srun` had ended with 75.
 #
-# A third trouble is a rank that fails on a healthy node. Slurm sees no dead node then. `srun` gives up 60 s after the first rank has
-# ended (`--wait=60`), and the `elif` requeues, at most three times after the same save.
+# A third trouble is a rank that fails on a healthy node. Slurm sees no dead node then. `srun` gives up 60 s after the first rank has ended
+# (`--wait=60`), and the `elif` requeues, at most three times after the same save. After a dead node this may come first, too, if its
+# connections close.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
@@ -157,8 +155,8 @@ print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {
 # %% [markdown]
 # After the dead node the steps since the last save ran again, with the same losses. After the signal no step ran twice.
 #
-# **Question.** Another job saves after every second step. Its last whole save was made after four steps, and it had printed the losses
-# of steps 0 to 5 when its node died. How many steps are computed twice?
+# **Question.** Another job's last whole save was made after four steps. It had printed the losses of steps 0 to 5 when its node died. How
+# many steps are computed twice?
 
 # %%
 steps_twice = ...
@@ -176,11 +174,10 @@ show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank
 # %% [markdown]
 # By default Slurm signals only the first process of a task ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). In `job.slurm` that
 # is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save ("On
-# Monday" mends it).
+# Monday" mends it). This notebook's Slurm signals all processes of a task.
 #
-# Ranks hear the signal in the middle of a step, and not all in the same one. If each saved at once, some would wait in a save and others
-# in a step. So the handler only notes the signal, in `_asked`. After each step the ranks ask each other whether anyone has heard it, and
-# all save after the same step:
+# Ranks may hear the signal in different steps. If each saved at once, some would wait in a save and others in a step. So the handler only
+# notes the signal, in `_asked`. After each step the ranks ask each other whether anyone has heard it, and all save after the same step:
 
 # %%
 print(inspect.getsource(Saves.kept))
@@ -200,8 +197,8 @@ if slurm:
     slurm.stop()
 
 # %% [markdown]
-# Under `1`, `srun` takes the first 75 for a failure and terminates the second task, which may still be saving. The script sees 143 (128 +
-# SIGTERM), and counts a failure. With the flags of `job.slurm` the second task has 60 s to end, and the script sees 75.
+# Under `1`, `srun` takes the first 75 for a failure, and ends the second task by SIGTERM or SIGKILL. The script sees 143 or 137 (128 + the
+# signal), and counts a failure. The flags of `job.slurm` give the second task 60 s, and the script sees 75.
 #
 # ## 4. The losses are the same
 #
@@ -267,10 +264,9 @@ print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {lar
 #
 # ## 5. Kubernetes, Ray and SkyPilot have the same parts
 #
-# On **Kubernetes** a job is YAML. `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
-# runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) A container brings its own files. The `Dockerfile` builds it on NVIDIA's
-# image, which has its own PyTorch, CUDA and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. These lines
-# start a job again:
+# On **Kubernetes**, `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
+# runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) The `Dockerfile` builds it on NVIDIA's image, which has its own PyTorch, CUDA
+# and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. These lines start a job again:
 
 # %%
 ANSWERS = {
@@ -307,9 +303,9 @@ for name, meanings in ANSWERS.items():
 # **Which to choose.** torchrun alone for a few machines that you watch yourself; Slurm where a cluster is shared; Kubernetes where your
 # company runs on it; Ray Train for a program that also prepares data and tunes; SkyPilot when prices decide.
 #
-# **What to watch.** Watch the losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`.
-# And watch the log's age. A peer that hangs closes no connection, nor does a node that loses power. NCCL's watchdog ends the collective
-# only after 10 minutes (`timeout` of `init_process_group`).
+# **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
+# log's age: a peer that hangs closes no connection, nor does a node that loses power. NCCL's watchdog ends the collective only after 10
+# minutes (`timeout` of `init_process_group`).
 #
 # <details><summary>What changes on TPUs</summary>
 #
@@ -323,7 +319,7 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## Recap
 #
-# A job goes on by three parts. Under Slurm these are:
+# A job goes on by three parts. Under Slurm:
 #
 # | trouble | the save | who notices | who starts it again |
 # |---|---|---|---|
@@ -333,7 +329,15 @@ for name, meanings in ANSWERS.items():
 #
 # The losses stay the same, where a save holds all states and a batch depends on its step alone.
 #
-# Do exercise 1 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb); the others are about
+# **Test yourself.** Under `srun torchrun` your job ends at the signal, without a save. Who heard the signal?
+#
+# <details><summary>Answer</summary>
+#
+# torchrun alone, and it died of it. `--signals-to-handle` makes it hand the signal to its ranks.
+#
+# </details>
+#
+# Do exercise 1 of the [lab](../../labs/advanced/17_cluster_and_budget.ipynb), in a copy (`make my-labs`); the others are about
 # [lesson 17a](17a_what_a_run_costs.ipynb). Then compare with the [solution](../../solutions/advanced/17_cluster_and_budget.ipynb).
 #
 # **References.** [srun](https://slurm.schedmd.com/srun.html), [Kubeflow Trainer](https://www.kubeflow.org/docs/components/trainer/).
@@ -341,7 +345,7 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## On Monday
 #
-# Below your own `#SBATCH` lines, these bring a job back after each of the three troubles:
+# Below your own `#SBATCH` lines, these bring a job back after all three troubles:
 #
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
