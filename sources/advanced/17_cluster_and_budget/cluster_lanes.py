@@ -87,13 +87,11 @@ def draw_troubles(seen: Mapping[str, Any], *, evidence: Evidence, device: str) -
     marks = {
         "n2 is killed": seen["killed"],
         "Slurm declares n2 down and requeues the job": first.end_seconds,
-        "the job's old credential has expired: start 2": second.start_seconds,
-        "USR1 comes: it finishes its step, saves, ends with 75; requeued where the bar ends": seen[
-            "signalled"
-        ],
-        "the credential of start 2 has expired: start 3": third.start_seconds,
+        "start 2: the credential of start 1 has expired": second.start_seconds,
+        "USR1 comes: the job saves, ends with 75, and its script requeues it": seen["signalled"],
+        "start 3: the credential of start 2 has expired": third.start_seconds,
     }
-    title = "One job loses a node, then gets the signal that warns of a time limit"
+    title = "Two restarts that nobody typed: after a dead node, and after a signal"
     return draw_cluster(history, ["n1", "n2", "n3"], title=title, killed={"n2": seen["killed"]},
                         trains=seen["trains"], marks=marks, evidence=evidence, device=device)  # fmt: skip
 

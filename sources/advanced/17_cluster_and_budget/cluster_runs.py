@@ -99,10 +99,10 @@ def kept_lines(log: str) -> list[str]:
 
 
 def uneven_ends(slurm: Slurm, folder: Path) -> str:
-    """What Slurm says where a rank ends with 75 a second after another, with and without the kill."""
+    """What Slurm says where a rank ends with 75 ten seconds after another, with and without the kill."""
     said = []
     for flags in ("--kill-on-bad-exit=1", "--kill-on-bad-exit=0 --wait=60"):
-        command = f"srun {flags} bash -c 'sleep $SLURM_PROCID; exit 75'"
+        command = f"srun {flags} bash -c 'sleep $((10 * SLURM_PROCID)); exit 75'"
         script, output = folder / "uneven.slurm", folder / "uneven.txt"
         script.write_text(UNEVEN.format(command=command), encoding="utf-8")
         slurm.wait(slurm.submit(script), timeout_seconds=SECONDS)

@@ -14,8 +14,10 @@
 # **The question.** A node dies under your job, and later its time limit comes. What makes the job go on with nobody at the keyboard,
 # and are its losses still the same?
 #
-# You run one script on a real Slurm, kill a node under it, and send it the signal of a time limit. Then you compare its losses with
-# those under torchrun and Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
+# A job goes on by three parts: a save, somebody who notices the trouble, and somebody who starts the job again.
+#
+# You run one script on a real Slurm, whose three nodes share your machine. You kill a node under it, and send it the signal of a time
+# limit. Then you compare its losses with those under torchrun and Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,8 +25,8 @@
 #
 # ## A bet
 #
-# A job runs on two nodes, and one of them dies. Later it gets the signal that warns of its time limit. How many commands must you type
-# until it has trained to its end?
+# One of a job's two nodes dies, and later comes the signal that warns of its time limit. How many commands must you type until the job
+# has trained to its end?
 
 # %%
 my_bet_commands = 2
@@ -55,11 +57,11 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 # ## 1. One script, whoever starts it
 #
 # A **launcher** starts a job's ranks. It tells each its number and where all meet, in five environment variables: `RANK`,
-# `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. A script that reads them need not know its launcher.
+# `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 #
 # `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
 # one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
-# that it wants. The cell starts a real Slurm here: a controller and three nodes, each a host of its own, as in lesson 11.
+# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own, as in lesson 11.
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -79,14 +81,18 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 
 # %% [markdown]
 # **Read it.** `train.py` names no launcher: `run`, in its last line, reads the five variables and joins the ranks. `job.slurm` fills
-# them in. `MASTER_ADDR` is set once, before `srun`, which starts the ranks. `RANK` differs from rank to rank, so it is set inside `srun`.
-# Exit code 75 is an agreement of the two files. It says: "I have saved, start me again."
+# them in. `srun` starts the ranks. `RANK` differs from rank to rank, so it is set inside. `Saves` loads the newest save, if there is one.
+# Exit code 75 is an agreement of the two files: "I have saved, start me again."
 #
 # ## 2. A node dies, and the job comes back by itself
 #
-# The job saves after every fifth step. Two steps after a save, the cell kills every process of node `n2`, Slurm's own too. After the next
-# save it sends the job the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s before the limit,
-# or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
+# The job saves after every fifth step, and the cell makes two troubles:
+#
+# 1. Two steps after a save it kills every process of node `n2`, Slurm's own too.
+# 2. After the next save it sends the job the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s
+#    before the limit, or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
+#
+# In the picture, find the two gaps of `n1`. What ends each?
 
 # %%
 if slurm:
@@ -116,18 +122,14 @@ print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scanc
       f"From the kill to the first new save {seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it.** Follow the lane of `n1` from left to right.
-#
-# - **1 to 2:** the rank on `n1` has lost its connection, and no step runs. Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
-# - **2 to 3:** the job waits until its old *credential* has expired: the controller's signed permission to run on these nodes
-#   (`cred_expire`, 5 s here).
-# - **From 4 on:** the job finishes its step, saves and ends. Then it waits for its credential again.
+# **Read it.** An expired *credential* ends each gap. It is the controller's signed permission to run on these nodes, and a requeued job
+# waits until its old one is void (`cred_expire`, 5 s here). Before the first gap, from 1 to 2, no step runs: the rank on `n1` has lost
+# its peer, and Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
 #
 # **On your cluster expect 5 to 10 minutes from 1 to 3, and then the queue.** By default `SlurmdTimeout` is 300 s
-# ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and Slurm looks every 100 s: it may see a death only after 500 s. `cred_expire`
-# is 120 s by default.
+# ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and two rounds of calls, 100 s apart, may come on top. `cred_expire` is 120 s.
 #
-# Who put the job back into the queue? Slurm's log and its accounting tell of both times:
+# Who put the job back into the queue? Slurm's log and accounting tell:
 
 # %%
 print(seen["decisions"], seen["accounting"], sep="\n\n")
@@ -136,8 +138,9 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) no node had failed: `job.slurm`
 # called `scontrol requeue`, because `srun` had ended with 75.
 #
-# With Slurm's default times the script does it the first time, too. The rank that lost its peer ends with an error, and 60 s later `srun`
-# gives up (`--wait=60`), before Slurm sees the dead node. Then the `elif` requeues, at most three times after the same save.
+# A third trouble is a rank that fails on a healthy node. Slurm sees no dead node then. `srun` gives up 60 s after the first rank has ended
+# (`--wait=60`), and the `elif` requeues, at most three times after the same save. After a dead node this may come first, too, if its
+# connections close.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
@@ -152,8 +155,8 @@ print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {
 # %% [markdown]
 # After the dead node the steps since the last save ran again, with the same losses. After the signal no step ran twice.
 #
-# **Question.** Another job saves after every second step. Its last whole save was made after four steps, and it had printed the losses
-# of steps 0 to 5 when its node died. How many steps are computed twice?
+# **Question.** Another job's last whole save was made after four steps. It had printed the losses of steps 0 to 5 when its node died. How
+# many steps are computed twice?
 
 # %%
 steps_twice = ...
@@ -162,20 +165,19 @@ check("17.steps_twice", steps_twice)
 # %% [markdown]
 # ## 3. The time limit: a signal, a save, exit code 75
 #
-# A dead node gives no warning, and a time limit does. Who hears it? In the middle of the drawing `srun` starts a rank itself, as in
-# `job.slurm`. On the right it starts torchrun, which starts the rank.
+# A dead node gives no warning, and a time limit does. But the right process must hear it. In the middle of the
+# drawing `srun` starts a rank itself, as in `job.slurm`. On the right it starts torchrun, which starts the rank.
 
 # %%
 show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank, or a torchrun, which dies of it; torchrun's rank and the batch shell hear nothing.")
 
 # %% [markdown]
 # By default Slurm signals only the first process of a task ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). In `job.slurm` that
-# is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save. This
-# notebook's Slurm signals every process of a task, as a cluster does with `SignalChildrenProcesses=yes`.
+# is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save ("On
+# Monday" mends it). This notebook's Slurm signals all processes of a task.
 #
-# Ranks hear the signal in the middle of a step, and not all in the same one. If each saved at once, some would wait in a save and others
-# in a step. So a handler only notes the signal. After each step the ranks ask each other whether anyone has heard it, and all save after
-# the same step:
+# Ranks may hear the signal in different steps. If each saved at once, some would wait in a save and others in a step. So the handler only
+# notes the signal, in `_asked`. After each step the ranks ask each other whether anyone has heard it, and all save after the same step:
 
 # %%
 print(inspect.getsource(Saves.kept))
@@ -186,7 +188,8 @@ print(inspect.getsource(Saves.kept))
 #
 # ### Break it: ranks that do not end together
 #
-# Two tasks end with 75, and the second needs a second more for its save. What does `srun` do with it under `--kill-on-bad-exit=1`?
+# The ranks have saved after the same step, but the second takes longer to end. What does `srun` do with it under
+# `--kill-on-bad-exit=1`, and what under the flags of `job.slurm`?
 
 # %%
 print(uneven_ends(slurm, folder) if slurm else seen["uneven_ends"], f"({evidence}, {device})")
@@ -194,14 +197,16 @@ if slurm:
     slurm.stop()
 
 # %% [markdown]
-# `srun` takes the first 75 for a failure and terminates the task that still saves. The script sees 143 (128 + SIGTERM). With
-# `--kill-on-bad-exit=0 --wait=60`, as in `job.slurm`, the second task has 60 s to end.
+# Under `1`, `srun` takes the first 75 for a failure, and ends the second task by SIGTERM or SIGKILL. The script sees 143 or 137 (128 + the
+# signal), and counts a failure. The flags of `job.slurm` give the second task 60 s, and the script sees 75.
 #
 # ## 4. The losses are the same
 #
-# The reference is the same folder under `torchrun`, without any fault. **Ray Train** starts all workers anew when one dies: you see a
-# stored run, which lost a worker after the save of step 4. One more run has a planted fault: after four steps it goes on from its save
-# without Adam's moments.
+# The reference is the same folder under `torchrun`, without any trouble. Three runs are compared with it:
+#
+# - the job of section 2;
+# - a stored run under **Ray Train**, which starts all workers anew when one dies: one was killed after the save of step 4;
+# - a planted fault: after four steps it goes on from its save without Adam's moments. The next cell writes it.
 
 # %%
 _ = (folder / "forgets.py").write_text('''import train
@@ -247,21 +252,21 @@ for name, (found, kind) in rows.items():
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Through two restarts and a dead worker the losses agree with the reference to a millionth. The planted fault is far above
-# that. No loss falls, because the tokens are random.
+# **Read it.** Through two restarts under Slurm and a lost worker under Ray the losses agree with the reference to a millionth. Lost moments
+# would show: their gap is far larger. The loss has no trend, because the tokens are random.
 #
-# Two things make the losses equal: a save holds all states, the optimizer's too, and a batch depends on the number of its step alone.
-# With a `DataLoader`, seed the shuffle by the epoch and skip used batches, or save its place with torchdata's `StatefulDataLoader`.
+# Two things make the losses equal here, where the number of ranks stays. A save holds the weights and the optimizer's states, and a batch
+# depends on the number of its step alone. With dropout, save the random generators' states, too. With a `DataLoader`, save
+# its place with torchdata's `StatefulDataLoader`.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
 # the job's number into the folder's name: a requeue keeps it, and a new <code>sbatch</code> begins from nothing.</div>
 #
 # ## 5. Kubernetes, Ray and SkyPilot have the same parts
 #
-# On Kubernetes a job is YAML. `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
-# runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) A container brings its own files: the `Dockerfile` builds it on NVIDIA's
-# image, with its own PyTorch, CUDA and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. These lines make a
-# job go on:
+# On **Kubernetes**, `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
+# runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) The `Dockerfile` builds it on NVIDIA's image, which has its own PyTorch, CUDA
+# and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. These lines start a job again:
 
 # %%
 ANSWERS = {
@@ -283,22 +288,24 @@ for name, meanings in ANSWERS.items():
         print(f"  {line.strip():<46} {meaning}")
 
 # %% [markdown]
-# They differ in who notices and who warns (published defaults). Slurm sees a dead node within 500 s. It also warns before a preemption, by
-# SIGTERM, where `GraceTime` is set. [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) sees
-# a dead node after 50 s, but the new pod comes only when the node is deleted, by the cloud or by you. When a node is drained it sends
-# SIGTERM, 30 s before the kill. [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) and
-# [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) ask every 3 and every 15 s, and warn nobody.
+# They differ in how soon they notice, and in whether they warn (published defaults):
+#
+# | launcher | notices a dead node | warns before it takes a node away |
+# |---|---|---|
+# | Slurm | within 500 s | at the time limit, by `--signal`; before a preemption, by SIGTERM, where `GraceTime` is set |
+# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | after 50 s; the new pod comes when the node is deleted, by the cloud or by you | when a node is drained: SIGTERM, 30 s before the kill |
+# | [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) | asks every 3 s, five failures are a death | no |
+# | [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) | asks every 15 s | no |
 #
 # `train.py` saves at SIGTERM, too. If a save may take longer than 30 s, raise both the pod's `terminationGracePeriodSeconds` and torchrun's
 # own 30 s (`--shutdown-timeout`, in newer versions).
 #
-# **Which to choose.** torchrun alone serves one machine, or a handful that you watch yourself. Take Slurm where a cluster is shared, and
-# Kubernetes where your company runs on it. Ray Train suits a program that also prepares data and tunes. SkyPilot suits you when prices
-# decide.
+# **Which to choose.** torchrun alone for a few machines that you watch yourself; Slurm where a cluster is shared; Kubernetes where your
+# company runs on it; Ray Train for a program that also prepares data and tunes; SkyPilot when prices decide.
 #
-# **What to watch.** Watch the losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`.
-# And watch the log's age. A peer that hangs closes no connection, and NCCL's watchdog ends the collective only after 10 minutes
-# (`timeout` of `init_process_group`).
+# **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
+# log's age: a peer that hangs closes no connection, nor does a node that loses power. NCCL's watchdog ends the collective only after 10
+# minutes (`timeout` of `init_process_group`).
 #
 # <details><summary>What changes on TPUs</summary>
 #
@@ -312,17 +319,21 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## Recap
 #
-# - One script ran under Slurm, torchrun and Ray: each gives it the same five variables.
-# - A job goes on by itself through four things: a requeue, a signal, a save, and an exit code that means "again".
-# - Its losses stay the same where a save holds all states and a batch depends on its step alone.
+# A job goes on by three parts. Under Slurm:
 #
-# ### Test yourself
+# | trouble | the save | who notices | who starts it again |
+# |---|---|---|---|
+# | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue` |
+# | a rank fails | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
+# | the time limit comes | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
 #
-# Slurm kills your job at its time limit, and no save is there. Which two things are missing?
+# The losses stay the same, where a save holds all states and a batch depends on its step alone.
+#
+# **Test yourself.** Under `srun torchrun` your job ends at the signal, without a save. Who heard the signal?
 #
 # <details><summary>Answer</summary>
 #
-# `--signal=USR1@120` in the script, and a handler in the ranks that leads to a save.
+# torchrun alone, and it died of it. `--signals-to-handle` makes it hand the signal to its ranks.
 #
 # </details>
 #
@@ -334,7 +345,7 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## On Monday
 #
-# With these lines a job comes back after a dead node, and its ranks are warned 120 s or more before its time limit:
+# Below your own `#SBATCH` lines, these bring a job back after all three troubles:
 #
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
