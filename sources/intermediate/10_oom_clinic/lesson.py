@@ -360,7 +360,7 @@ treat("long_batch")
 
 # %% [markdown]
 # **Read it.** Nothing leaks: only the batch of 512 tokens is over. What is reserved (red) stays at the longest batch *so far*;
-# a full card gives free segments back. A rehearsal
+# a full card would give free segments back. A rehearsal
 # ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing here: it tells in the
 # first minute. The cure caps the *tokens* of a micro-batch, here at about 1,024.
 #
@@ -409,7 +409,7 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 
 # %% [markdown]
 # **Read it.** The edit holds ten rooms where nine features were alive: its peak is higher, and still less is reserved. The
-# switch reserves least, in a model, not on a card.
+# switch reserves least: a model's word, not a card's.
 #
 # On the card more is alive (*other* is cuBLAS's workspace): there both scripts reserve more than 216 MiB, the cured one less.
 #
@@ -432,8 +432,8 @@ print(f"the same images as stored bytes: {format_bytes(4 * 8 * batch_bytes('uint
 # %% [markdown]
 # ## 5. Instruments, and what each cannot see
 #
-# From the letter to the line: **a snapshot** holds each block with its Python stack. Here a metered run writes the format, with *module:0 category* in place
-# of `file.py:line function`. First one snapshot, then what grew *between* two:
+# From the letter to the line: **a snapshot** holds each block with its Python stack. Here a metered run writes the format,
+# with *module:0 category* in place of `file.py:line function`. First one snapshot, then what grew *between* two:
 
 # %%
 def made_by(snapshot):
@@ -481,8 +481,8 @@ for name, line in {"forgotten_reference": "    for hook in hooks:\n", "kept_grap
 
 # %% [markdown]
 # **Read it.** A *list* holds what `forgotten_reference` keeps. For `kept_graph` Python names no holder: so it is with what
-# autograd saves, and (from Python 3.11 on) with a running function's local variables. Then take
-# out half of the script, and half again.
+# autograd saves, and (from Python 3.11 on) with a running function's local variables. Then halve
+# the script until *alive* stands still.
 #
 # **The profiler**, with `profile_memory=True`, tells each operation's bytes, here of `large_vocabulary`:
 
@@ -549,8 +549,7 @@ for name in patients:
 
 # %% [markdown]
 # **Read it.** With a smaller batch four of seven fit, and only two are cured: the logits and the long batch. The two leaks are
-# postponed: with one step more they are over again. The other
-# three it hardly helps.
+# postponed: with one step more they are over again. The other three it hardly helps.
 #
 # A minus marks a patient made worse. Checkpointing runs the hook of `forgotten_reference` again, and the hook keeps those
 # outputs too, with a graph that no backward visits. In `fragmentation` the activations made again lie beside the first.
@@ -572,7 +571,7 @@ for name in patients:
 # <details><summary>Answer</summary>
 #
 # `nvidia-smi` cannot tell: the cache stays at the largest step. Read the error's sizes: a and b. Then the log of bytes alive:
-# a climb is c. Else the step that died was the largest so far, a long batch or a validation: d.
+# a climb is c. Else what died was the largest moment so far, a long batch or a validation: d.
 #
 # </details>
 #
