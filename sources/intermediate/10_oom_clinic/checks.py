@@ -48,19 +48,6 @@ which_sum = Question(
     note="no backward ever runs through its graph, so each step's logits wait for one",
 )
 
-waiting_batches = Question(
-    "Lesson 10: batches that wait in shared memory.",
-    whole("a number of batches"),
-    right=48,
-    wrong={
-        8: "That is one worker's share.",
-        6: "That many workers; each prepares several batches.",
-        54: "The batch in the training loop is no longer waiting.",
-    },
-    nudge="Each worker runs prefetch_factor batches ahead.",
-    note="6 x 8, whatever the epoch's length",
-)
-
 
 def _check(number: int) -> Callable[[dict[str, Any]], Verdict]:
     """The check of one patient of the lab."""

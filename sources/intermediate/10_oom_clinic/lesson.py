@@ -13,9 +13,11 @@
 #
 # **One question.** A training run is out of memory: *what filled it?*
 #
-# **Promise.** Seven runs go over their memory budget, each for its own reason. You read PyTorch's error field by
-# field, find each cause from evidence, and cure it with the same losses. Words that are new to you stand in the
-# [glossary](../00_glossary.ipynb).
+# **The answer has four forms.** **a.** Free bytes in pieces too small. **b.** Something outside of PyTorch. **c.** Something
+# kept from step to step. **d.** One moment that is too large.
+#
+# **Promise.** Seven training runs, our *patients*, go over their memory budget. You find each cause from evidence, and cure
+# it with the same losses. New words stand in the [glossary](../00_glossary.ipynb).
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,8 +25,8 @@
 #
 # ## A bet
 #
-# "Out of memory? Make the batch smaller." Each training batch of seven patients is cut in eight parts, with accumulated
-# gradients. In how many does the peak fall by more than a tenth? Section 6 counts.
+# "Out of memory? Make the batch smaller." Each training batch of the seven is cut in up to eight parts, with accumulated
+# gradients. How many then need less memory by more than a tenth? Section 6 counts.
 
 # %%
 my_bet = 6
@@ -62,7 +64,7 @@ from utils.lessons.lesson_10.views import FullCard, PatientBytes, Pieces, draw_f
 # %% [markdown]
 # ## 1. Read the error, then count between steps
 #
-# PyTorch's error names sizes and no tensor. Six published errors:
+# PyTorch's error names sizes and no tensor. `parts_of` reads them from six published errors:
 
 # %%
 print(*PUBLISHED, sep="\n\n")
@@ -90,9 +92,10 @@ def parts_of(text):
 
 
 # %% [markdown]
-# A patient is a script: `build()` makes model and optimizer, `train(model, optimizer)` runs all steps and returns their
-# losses. `examine` runs it under the meter, beyond its budget too. What counts is the peak of what is alive; for
-# `fragmentation`, the smallest GPU on which a simulated allocator serves every request.
+# A patient is a script with `build()` and `train(model, optimizer)`. `examine` runs it under the meter, over its budget or not.
+# The peak of what is alive counts; for `fragmentation`, the smallest GPU on which a simulated allocator serves every request.
+#
+# Look for white pieces (a), hatched bytes (b), a staircase (c), one tooth (d):
 
 # %%
 gc.freeze()  # each examination ends with gc.collect(): what the imports made need not be searched again
@@ -112,7 +115,7 @@ show(draw_four_ways(pieces, shared, before["kept_graph"], before["long_batch"]),
 
 # %%
 def verdict(parts, least=0.1):
-    """Letters of the parts with a share of `least` of the card or more, the largest first; a needs bytes enough."""
+    """Letters of the parts with a share of `least` of the card or more, the largest first; a only if pieces and free would serve."""
     serves = parts["in pieces"] + parts["free"] >= parts["asked for"]
     large = [name for name, letter in PARTS.items() if letter and parts[name] >= least * parts["card"] and (serves or letter != "a")]
     found = [PARTS[name] for name in sorted(large, key=parts.get, reverse=True)] or ["c or d"]
@@ -126,18 +129,20 @@ shares = {source: {name: f"{parts[name] / parts['card']:.0%}" for name in ("aske
 pd.DataFrame(shares).T
 
 # %% [markdown]
-# **Read it.** Shares are of the card. Four questions:
+# **Read it.** Shares are of the card. The error answers two questions:
 #
-# - **a.** *Would "in pieces" and "free" together have served the request?* The bytes are there, in pieces too small. EveryVoice's
-#   pieces are 1% of its card: a stands last.
-# - **b.** *Does something beside PyTorch hold a tenth?* **b1**: this process: a library, NCCL, the CUDA context. **b2**: other
-#   processes; `nvidia-smi` names them. At 5% EveryVoice has b1.
-# - **c.** *If not, the bytes are in use. Do they grow from step to step?* Something is kept. Count what is alive after each step.
-# - **d.** *If not, one moment is too large.* CADS asked twice for 72% of its card. Its pieces and free bytes
-#   would have been enough the first time, and were 3% short the second time.
+# - **a.** *Would "in pieces" and "free" together have served the request?* Then the pieces were too small. EveryVoice's are 1%
+#   of its card: a stands last.
+# - **b.** *Does something beside PyTorch hold a tenth?* **b1** is this process (a library, NCCL, the CUDA context), **b2** are
+#   others; `nvidia-smi` names them.
 #
-# **Your turn.** The seven complaints and loops follow (without `zero_grad` and each step's loss), then what the meter found.
-# Which letter is each?
+# Else PyTorch's tensors fill the card, and only the run can tell:
+#
+# - **c.** *Do the bytes alive after each step grow?* Then something is kept.
+# - **d.** *If not,* one moment is too large.
+#
+# **Your turn.** No patient has b. Here are the seven complaints and loops (without `zero_grad` and each step's loss), then what
+# the meter found. Which letter is each?
 
 # %%
 def after_steps(found):
@@ -160,12 +165,12 @@ letters = {"kept_graph": ..., "large_vocabulary": ..., "fragmentation": ..., "op
 check("10.letters", letters)
 
 # %% [markdown]
-# **Read it.** `kept_graph` and `forgotten_reference` grow: c. `fragmentation` grows on purpose; its own error says a. The other
-# four stand still: d. *Peak in* names the phase, *largest* what fills it. The *loss* of `validation` is no step's: section 3.
+# **Read it.** `kept_graph` and `forgotten_reference` grow: c. `fragmentation` grows on purpose; its error says a. The
+# other four stand still: d. *Peak in* names the phase, *largest* what fills it.
 #
 # ## 2. Something is kept
 #
-# `kept_graph` and `forgotten_reference` hold more bytes from step to step.
+# Two patients are c. Which line keeps the bytes?
 #
 # ### kept_graph
 #
@@ -191,8 +196,8 @@ for name, changes in half_cures.items():
 
 # %% [markdown]
 # **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here
-# it costs next to nothing: `backward()` has freed what this graph had saved. No backward visits the other sum, so each
-# step's logits wait for one.
+# it costs next to nothing: `backward()` has freed what this graph had saved. No backward visits the graph of `total_size`, so
+# each step's logits wait for one.
 
 # %%
 cures = {"kept_graph": patients["kept_graph"].edited(
@@ -225,7 +230,7 @@ treat("forgotten_reference")
 # %% [markdown]
 # ### Break it, diagnose it
 #
-# Cure it as `kept_graph` was cured: keep `result.detach()`. Predict what that saves.
+# Now cure it as `kept_graph` was cured: keep `result.detach()`. Predict what that saves.
 
 # %%
 detached = examine(patients["forgotten_reference"].edited({"seen.append(result)": "seen.append(result.detach())"}))
@@ -236,8 +241,8 @@ assert detached.bytes == before["forgotten_reference"].bytes, "a detached tensor
 # %% [markdown]
 # **Diagnose it.** Not a byte: `.detach()` lets go of the graph and keeps the tensor. A maximum is 4 bytes.
 #
-# Two places are the **notebook's own**: `Out[]` keeps what a cell's last line shows, and a failed cell's traceback keeps
-# its frames with every local variable. In a kernel of its own a step makes 64 MiB and fails. Are they still alive?
+# A **notebook** keeps tensors too: `Out[]` what a cell's last line shows, and a failed cell's traceback its frames with every
+# local variable. In a kernel of its own a step makes 64 MiB and fails. Are they still alive?
 
 # %%
 cells = ["gc.collect()", "raise ValueError('the next error')"]
@@ -253,7 +258,7 @@ assert printed[-1] == "gone", "another error should push the failed step's trace
 #
 # ## 3. One moment is too large
 #
-# Four patients do not grow from step to step, and still go over: a single moment needs too much.
+# Four patients are d. Which moment, and what is alive in it?
 #
 # ### validation
 #
@@ -285,8 +290,8 @@ show(draw_peak(parts, patients["large_vocabulary"].limit_bytes, title="The peak 
 print("logits of one batch:", format_bytes(8 * 48 * 24_000 * 4), "(predicted)")
 
 # %% [markdown]
-# **Read it.** Four tensors of the logits' size: the logits, their log-softmax, and the gradients of both. The cure
-# of lesson 05: compute the logits for a few tokens at a time, and again in backward.
+# **Read it.** Four tensors have the logits' size, and checkpointed blocks touch none of them. The cure is lesson 05's: compute
+# the logits for a few tokens at a time, and again in backward.
 
 # %%
 def in_chunks(model, tokens, parts, chunks=8):
@@ -313,8 +318,8 @@ treat("large_vocabulary")
 # %% [markdown]
 # ### optimizer_doubles
 #
-# Adam makes its two moments in the first `optimizer.step()`, and `foreach=True`, PyTorch's own choice on a GPU, holds
-# a temporary as large as all parameters besides.
+# Adam makes its two moments in the first `optimizer.step()`. With `foreach=True`, PyTorch's own choice on a GPU, a temporary
+# as large as all parameters comes on top.
 
 # %%
 show(draw_stacked(before["optimizer_doubles"], title="optimizer_doubles: the first two of three steps"),
@@ -323,12 +328,13 @@ cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True
 treat("optimizer_doubles")
 
 # %% [markdown]
-# **Read it.** The moments (purple) stay; the temporary (grey) goes over the budget in both steps. A fused kernel does without.
+# **Read it.** The moments (purple) stay within the budget. The temporary (grey) goes over it in both steps; a fused kernel
+# does without.
 #
 # ### long_batch
 #
-# Texts of like length share a batch. On the right the longest batch is *rehearsed* after the first step, when the optimizer's
-# state is there:
+# Look for the tallest bar: on the right the longest batch is *rehearsed* after the first step, when the optimizer's state is
+# there.
 
 # %%
 def rehearse(model, rows=8, length=512):
@@ -353,15 +359,16 @@ cures["long_batch"] = late.edited({"batch.chunk(parts)": "batch.chunk(max(parts,
 treat("long_batch")
 
 # %% [markdown]
-# **Read it.** Nothing leaks: what is reserved follows the longest batch *so far*. A rehearsal
-# ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing here; it tells in the first
-# minute. The cure caps the *tokens* of a micro-batch, here at about 1,024.
+# **Read it.** Nothing leaks: only the batch of 512 tokens is over. What is reserved (red) stays at the longest batch *so far*;
+# a full card would give free segments back. A rehearsal
+# ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) cures nothing here: it tells in the
+# first minute. The cure caps the *tokens* of a micro-batch, here at about 1,024.
 #
 # ## 4. Alive is not reserved: fragmentation
 #
-# PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks
-# are free. So there are what tensors hold (*allocated*), what PyTorch took (*reserved*), and what `nvidia-smi` shows
-# (reserved, context and libraries, of every process). A simulated caching allocator serves the patient's requests:
+# One patient is a. PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of
+# its blocks are free. So tensors hold the *allocated* bytes, PyTorch took the *reserved* ones, and `nvidia-smi` adds context,
+# libraries and other processes. A simulated caching allocator serves the patient's requests:
 
 # %%
 fragmented = before["fragmentation"]
@@ -372,7 +379,7 @@ print(f"\non a GPU of {format_bytes(fragmented.patient.limit_bytes)} it dies aft
 
 # %% [markdown]
 # *Non-releasable* bytes are free, in a segment where something else lives. The cure makes room for all features *before*
-# the loop.
+# the loop. Look for a place for the dashed request:
 
 # %%
 cures["fragmentation"] = patients["fragmentation"].edited({
@@ -389,8 +396,8 @@ show(draw_segments(maps, title="Reserved on a GPU of 216 MiB", asked={dies: deat
 # **Read it.** On the left each step's features took half of a segment in which a large activation had just been freed. No
 # hole serves the request, and no segment is wholly free, so `empty_cache()` gives nothing back.
 #
-# With `PYTORCH_ALLOC_CONF=expandable_segments:True`, set before CUDA starts, segments grow by pages. A model of it (one segment
-# for small tensors, one for large), and the edit on a real card:
+# A switch needs no edit: with `PYTORCH_ALLOC_CONF=expandable_segments:True`, set before CUDA starts, segments grow by pages.
+# Here is a model of it (one segment for small tensors, one for large), then the edit on a real card:
 
 # %%
 arms = {"as it came": (fragmented.bytes, fragmented.run), "room made before the loop": (cured.bytes, cured.run),
@@ -401,15 +408,14 @@ print("more on the card, as it came:", ", ".join(f"{format_bytes(size)} {name}" 
 recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_peak_bytes", "replayed_reserved_peak_bytes"])
 
 # %% [markdown]
-# **Read it.** In this model the switch needs no edit; no card was recorded with it. The edit holds ten rooms where nine features
-# were alive: its peak is higher, and still less is reserved.
+# **Read it.** The edit holds ten rooms where nine features were alive: its peak is higher, and still less is reserved. The
+# switch reserves least: a model's word, not a card's.
 #
-# More is alive on the card (*other* is cuBLAS's workspace): without a limit the cured script reserved 296 MiB there, where its
-# budget was 216.
+# On the card more is alive (*other* is cuBLAS's workspace): there both scripts reserve more than 216 MiB, the cured one less.
 #
 # ### No CUDA error at all: the host
 #
-# A run can also die because the machine's own memory is full. Then the log says where to look:
+# Where PyTorch gives no error, the machine's own memory may be full:
 #
 # | the log says | what is full |
 # |---|---|
@@ -424,19 +430,10 @@ print(f"4 workers, 8 ahead, batches of {format_bytes(batch_bytes('float32'))}: {
 print(f"the same images as stored bytes: {format_bytes(4 * 8 * batch_bytes('uint8'))} (predicted)")
 
 # %% [markdown]
-# **Question.** 6 workers, `prefetch_factor=8`, 10,000 batches an epoch. How many batches can
-# wait in shared memory, beside the one in the loop?
-
-# %%
-waiting_batches = ...
-check("10.waiting_batches", waiting_batches)
-
-# %% [markdown]
 # ## 5. Instruments, and what each cannot see
 #
-# **A snapshot** holds each block with its Python stack; *On Monday* records two. Here a metered run writes
-# the format, with *module:0 category* in place of `file.py:line function`. In one, the states come first; what grew
-# *between* two is the leak:
+# From the letter to the line: **a snapshot** holds each block with its Python stack. Here a metered run writes the format,
+# with *module:0 category* in place of `file.py:line function`. First one snapshot, then what grew *between* two:
 
 # %%
 def made_by(snapshot):
@@ -461,11 +458,10 @@ show(here.root / "docs" / "memory_viz.png",
      alt="Allocator State History of PyTorch's viewer: segments of fragmentation, most with one block and a hole beside it.")
 
 # %% [markdown]
-# **Read it.** The difference names the norms, whose outputs the hook keeps. The viewer
-# [memory_viz](https://pytorch.org/memory_viz) opens such files: a row is a segment, white beside a colour a hole, a white row a
-# free segment.
+# **Read it.** In one snapshot the states hide the leak. The difference names the norms, whose outputs the hook keeps. The viewer
+# [memory_viz](https://pytorch.org/memory_viz) opens such files: a row is a segment, white is free.
 #
-# **Who holds it?** Python knows the tensors that it reaches, and what refers to each:
+# **Who holds it?** Python knows what refers to a tensor:
 
 # %%
 def holders(device, least_bytes=2**16):
@@ -485,10 +481,10 @@ for name, line in {"forgotten_reference": "    for hook in hooks:\n", "kept_grap
 
 # %% [markdown]
 # **Read it.** A *list* holds what `forgotten_reference` keeps. For `kept_graph` Python names no holder: so it is with what
-# autograd saves, and (from Python 3.11 on) with a running function's local variables. There take out half of the script's
-# lines, and half again, until *alive* stands still.
+# autograd saves, and (from Python 3.11 on) with a running function's local variables. Then halve
+# the script until *alive* stands still.
 #
-# **The profiler**, with `profile_memory=True`, tells each operation's bytes:
+# **The profiler**, with `profile_memory=True`, tells each operation's bytes, here of `large_vocabulary`:
 
 # %%
 model, optimizer = patients["large_vocabulary"].build()
@@ -500,6 +496,8 @@ profiler.export_chrome_trace(str(trace := files / "large_vocabulary.json"))
 print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative_to(here.root)} opens in a browser")
 
 # %% [markdown]
+# **Read it.** Log-softmax, its backward and the loss's have each made the logits' bytes once a step.
+#
 # **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)**:
 # `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. In its timeline look for
 # `cudaFree` in later steps: the cache was given back.
@@ -515,8 +513,8 @@ print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative
 # %% [markdown]
 # ## 6. In which order?
 #
-# Two general cures: each batch in eight parts (one of four rows in four parts), and each layer computed again in
-# backward (`cures.py`).
+# Would a general cure have done? Two are tried on all: each batch in eight parts (four rows in four), and each layer computed
+# again in backward (`cures.py`).
 
 # %%
 def outcome(name, found):
@@ -550,29 +548,30 @@ for name in patients:
     score("10", name, peak_bytes=after[name].bytes, evidence=Evidence.SIMULATED if patients[name].fragments else Evidence.MEASURED)
 
 # %% [markdown]
-# **Read it.** A smaller batch cures the logits and the long batch. It only postpones the two leaks: with one step more they
-# are over again. It hardly changes a validation's batch, an optimizer's state or kept features.
+# **Read it.** With a smaller batch four of seven fit, and only two are cured: the logits and the long batch. The two leaks are
+# postponed: with one step more they are over again. The other three it hardly helps.
 #
-# A minus marks a patient made worse. Checkpointing runs the hook of `forgotten_reference` a second time, and the hook keeps
-# those outputs too, with a graph that no backward visits.
+# A minus marks a patient made worse. Checkpointing runs the hook of `forgotten_reference` again, and the hook keeps those
+# outputs too, with a graph that no backward visits. In `fragmentation` the activations made again lie beside the first.
 
 # %% [markdown]
 # ## Recap
 #
-# Four questions come before any cure.
+# *What filled it?* The error's sizes tell **a**, pieces too small, and **b**, something outside of PyTorch. The bytes alive
+# after each step tell **c**, something kept, from **d**, one moment too large.
 #
-# - Ask: a. in pieces? b. outside of PyTorch? c. growing between steps? d. which moment?
-# - Then the general cures: precision (02), accumulation and checkpointing (05) shrink activations; a smaller optimizer (06)
-#   and more cards (09) states; offload (07) either.
+# A smaller batch cured two of seven and postponed two. Where all that is alive is needed, the general cures follow:
+#
+# - for activations precision (02), accumulation and checkpointing (05);
+# - for states a smaller optimizer (06) and more cards (09); for either offload (07).
 #
 # **Test yourself.** A job runs out of memory after two hours: what do you do, in which order? `nvidia-smi` showed 79 of 80 GB
 # since the first minute: is it a leak?
 #
 # <details><summary>Answer</summary>
 #
-# `nvidia-smi` shows what PyTorch reserved, and the cache stays at the largest step: it cannot tell. Read the error's sizes:
-# a and b. Then the log of bytes alive: a climb is c. Else the step that died was larger than all before, a long batch or a
-# validation: d.
+# `nvidia-smi` cannot tell: the cache stays at the largest step. Read the error's sizes: a and b. Then the log of bytes alive:
+# a climb is c. Else what died was the largest moment so far, a long batch or a validation: d.
 #
 # </details>
 #
@@ -676,4 +675,4 @@ for name in patients:
 # | d. a save of FSDP's weights | `StateDictOptions(full_state_dict=True, cpu_offload=True)` |
 # | d. activations | `gradient_checkpointing=True` |
 #
-# With several ranks one dies first, and torchrun ends the others: read its snapshot, and compare its lines with theirs.
+# With several ranks one dies first, and torchrun ends the others: read its snapshot.

@@ -19,7 +19,6 @@ known.mistakes(
 known.rights("letters", capitals={"fragmentation": " A", "kept_graph": "C"})
 known.mistakes("which_sum", a_number=(2, "total_loss"))
 known.rights("which_sum", capitals=" Total_Size")
-known.mistakes("waiting_batches", twelve=(12, "prefetch_factor batches ahead"))
 
 
 def edit(*changes: str) -> dict[str, Callable[[Patient], Patient]]:

@@ -108,7 +108,7 @@ def draw_stacked(found: Examination, *, title: str, steps: int = 2) -> Figure:
                 floor,
                 top,
                 step="post",
-                label=str(category) if curve.max() > timeline.peak_bytes / 50 else "",
+                label=str(category) if curve.max() > timeline.peak_bytes / 100 else "",
                 facecolor=look.color,
                 hatch=look.hatch,
                 edgecolor="white",
