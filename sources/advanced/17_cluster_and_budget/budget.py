@@ -91,6 +91,7 @@ def _markets() -> list[Market]:
         Market("and 5T tokens served", REPLICATION, loss, 30, (a100, a10, h100), 5e12),
         Market("30B's loss in 4 years on cards of 24 GB", REPLICATION, large, 1460, (free,)),
         Market("30B's loss in a day", REPLICATION, large, 1, (a100, h100)),
+        Market("a loss at the law's floor", REPLICATION, REPLICATION.e, 365, (a100,)),
         Market("a loss below the law's floor", REPLICATION, REPLICATION.e - 0.01, 365, (a100,)),
     ]
 

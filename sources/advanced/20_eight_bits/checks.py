@@ -84,6 +84,7 @@ pack = Exercise(
         _pack_case((-1.5, 2.0, 4.0, -6.0), "for -1.5, 2, 4, -6"),
         _pack_case((0.6, 1.1, 2.4, 4.6), "for numbers between two"),
         _pack_case((0.25, 0.75, 2.5, 5.0, 1.25, 1.75, 3.5, -5.0), "for numbers halfway"),
+        _pack_case((5.3, -5.3), "for numbers between 5 and 6"),
         _pack_case((100.0, -7.0), "for numbers above 6", "What is too large becomes the largest."),
         _pack_case((), "for no numbers"),
     ],
