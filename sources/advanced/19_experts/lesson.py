@@ -62,7 +62,7 @@ from utils.simulation.devices import simulated_device
 
 # %% [markdown]
 #
-# ## 1. Arithmetic follows what is used, memory what is held
+# ## 1. Arithmetic follows what is used, model states what is held
 #
 # A mixture of experts has $E$ feed-forward layers in place of one: the *experts*. A *router*, a small matrix, sends each token
 # to $k$ of them. Every token uses everything else.
@@ -90,7 +90,7 @@ print(f"Mixtral-8x7B, model states at 16 bytes a parameter: {16 * held:.0f} GB; 
 
 # %% [markdown]
 # **Read it.** A token is computed with the parameters at the circle. [Model states](../00_glossary.ipynb) exist for all those at the
-# square. **So Mixtral computes like a model of 13B, and needs memory like one of 47B.**
+# square. **So Mixtral computes like a model of 13B, and has the model states of one of 47B.**
 #
 # **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states have all ranks together, if nothing is
 # held twice?
@@ -252,7 +252,7 @@ def on_ranks():
 
 
 # %% [markdown]
-# **How many bytes travel?** A rank with $T$ tokens puts $kT$ rows of $h$ numbers into the first exchange, and as many as *came* into
+# **How many bytes go into the exchanges?** A rank with $T$ tokens puts $kT$ rows of $h$ numbers into the first exchange, and as many as *came* into
 # the second. Backward repeats both. Over all $R$ ranks that makes $R \cdot 4 k T h$ numbers a layer and step.
 
 # %%
@@ -353,10 +353,10 @@ for count in (3, 4):
 # fit at any load**, since only one layer's rows are alive at a time. They fit with FSDP alone, too. At load 1
 # three sequences fit, but not a fourth, as the loss makes all logits at once.
 #
-# ### Few tokens a rank: move rows. Many tokens: move weights
+# ### Rows or weights: by tokens, by what hides, by load
 #
-# FSDP alone gathers the experts twice a step and sums their gradients: the same bytes for any number of tokens. EP moves rows, in six
-# exchanges a layer where layers are recomputed. Your bet:
+# FSDP alone gathers the experts twice a step and sums their gradients. EP moves rows, in six exchanges a layer where layers are
+# recomputed. Your bet:
 
 # %%
 NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
@@ -367,8 +367,12 @@ print(f"for its experts a rank sends {weights / 1e9:.0f} GB a step with FSDP alo
 print(f"and {rows / 1e9:.1f} GB with EP 8, at 4,096 tokens (predicted): {weights / rows:.1f} times as many; your bet was {my_bet_times}")
 
 # %% [markdown]
-# But time decides, not bytes. Weights can move *while* the GPU computes, and are then **hidden**. Rows are waited for. And with EP the
-# busiest rank receives and computes *load* times the mean rank's rows:
+# But time decides:
+#
+# - **Tokens.** FSDP alone moves the same bytes for any number of tokens; EP moves more for more.
+# - **What hides.** Weights can move *while* the GPU computes, and are then **hidden**. For rows a rank waits here
+#   ([DeepSeek-V3](https://arxiv.org/abs/2412.19437) computes another micro-batch meanwhile).
+# - **Load.** With EP the busiest rank receives and computes *load* times the mean rank's rows.
 
 # %%
 EP_8, ALONE = (rows / NVLINK, 0.0), (0.0, weights / NVLINK)  # seconds of rows for 4,096 tokens, and of weights
@@ -391,21 +395,22 @@ print_tokens("EP 8 is faster than FSDP alone", SPEEDS, table)
 print_published()
 
 # %% jupyter={"source_hidden": true}
-circles = {speed: [table[f"weights hidden, load {load}"][n] for load in (1, 2)] for n, speed in enumerate(SPEEDS)}
+circles = {speed: [table[f"weights hidden, load {load}"][n] for load in (1, 2)] for n, speed in enumerate(SPEEDS) if speed > 100}
 drawn = {"FSDP alone, weights hidden": (ALONE, 1, True), "FSDP alone, weights not hidden": (ALONE, 1, False),
          "EP 8, load 1": (EP_8, 1, True), "EP 8, load 2": (EP_8, 2, True)}
 show(draw_choice(step_seconds, drawn, circles, NVLINK / 1e9),
      alt="Time of a step over computing alone: EP 8 is nearly level, higher at load 2; FSDP alone falls, and crosses it as printed above.")
 
 # %% [markdown]
-# **Read it.** Follow the solid blue line. With few tokens, gathering weights takes longer than computing, and EP 8 is faster. At a circle both
-# take equally long. Further right weights hide, while EP 8 still waits for rows. **With few tokens a rank, move rows; with many, move weights.**
+# **Read it.** Follow the solid blue line. With few tokens, moving weights takes longer than computing, and EP 8 is faster. At a circle both
+# take equally long. Where the line is level, weights are wholly hidden. **If weights hide, move rows with few tokens a rank, and weights
+# with many.**
 #
-# **The circle hangs on load**, which only EP pays: at load 2 it comes much earlier. If weights do not hide (dotted), EP 8 at load 1 is
+# **The circle hangs on load**, which only EP pays: at load 2 it comes much earlier. **If weights do not hide** (dotted), EP 8 at load 1 is
 # faster with any number of tokens that fits.
 #
-# The published step, waits included, reached 277 TFLOP/s, so tuned software computes at least as fast. The prediction leaves out that
-# with EP each expert gets eight times the rows in a matmul.
+# Which column is yours? The published step reached 277 TFLOP/s with its waits, so it computed at no less. What makes load large, and
+# what lowers it?
 #
 # ## 4. Balance: a layer ends when its busiest rank is done
 #
@@ -500,13 +505,15 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
 # **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing. **So balance each layer, over the whole
 # batch.**
 #
-# **Capacity.** Some implementations **drop** an expert's rows beyond a limit. *Dropless* ones, as here, wait.
+# Some implementations **drop** rows beyond an expert's **capacity** instead. Ours is *dropless*.
 #
 # ## 5. Across nodes: stay inside, or send each vector once
 #
-# On two nodes of 8 H100, EP 8 keeps rows inside a node, and the weights and gradients of experts' replicas cross. With EP 16 rows cross. A
-# plain all-to-all sends a row for each of a token's experts over there, on average 4. A *dispatcher* such as DeepEP sends the vector
-# **once per node**, where a rank passes it on.
+# Now two nodes of 8 H100: the same choice, over a slower link. With EP 8 rows stay inside a node, and the weights and gradients of
+# experts' replicas cross. With EP 16 rows cross.
+#
+# A plain all-to-all sends a row for each of a token's experts over there, on average 4. A *dispatcher* such as DeepEP sends the vector
+# **once per node**, and a rank there passes it on. Compare what crosses:
 
 # %% jupyter={"source_hidden": true}
 half, six = EXPERTS / 16 * (2 + 2 + 4), 6 * EXCHANGE  # a rank has half of its experts, and its replica the other half
@@ -519,13 +526,15 @@ show(draw_crossing({name: tuple(size / 1e9 for size in sizes) for name, sizes in
 ways = {name: (max(inside / NVLINK, across / NDR), replicas / NDR) for name, (inside, across, replicas) in LAYOUTS.items()}
 two = ways["EP 16, once per node"], ways["EP 8"]  # both networks work at once, and rows take as long as the slower one
 print_tokens("EP 16, once per node, is faster than EP 8", SPEEDS, {
-    f"weights hidden, load {load}": [tokens_below(two, speed, (load, load), True) for speed in SPEEDS] for load in (1, 2)})
+    f"weights {said}, load {load}": [tokens_below(two, speed, (load, load), hidden) for speed in SPEEDS]
+    for said, hidden in (("hidden", True), ("not hidden", False)) for load in (1, 2)})
 
 # %% [markdown]
 # **Read it.** With 4,096 tokens, a plain all-to-all takes longer across nodes than the replicas' weights; once per node takes a third of
-# their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a dispatcher.**
+# their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a dispatcher.** (If 16 ranks have
+# a higher load than 8, the limits fall.)
 #
-# Weights hide only if FSDP is told what to prefetch, as in the last cell's PyTorch lines.
+# With EP the host waits for counts in every layer, and so asks late for the next weights: tell FSDP what to prefetch, as in the last cell.
 #
 # ## Break it, diagnose it
 #
@@ -558,11 +567,14 @@ for (make, fault), losses in found.items():
 #
 # ## Recap
 #
-# - Arithmetic follows $k$, model states follow $E$.
-# - FSDP alone moves weights, as many for any number of tokens. EP moves rows, $4kTh$ numbers a mean rank, layer and step.
-# - Few tokens a rank speak for EP, many tokens or a high load for FSDP alone.
+# **What does a mixture save?** Arithmetic: Mixtral computes like a model of 13B.
+#
+# **What does it cost?** Model states like those of 47B, copies of vectors, and on several ranks either weights or rows that travel.
+#
+# - If weights hide, few tokens a rank speak for EP, many tokens or a high load for FSDP alone. If not, EP at load 1 is faster.
+# - EP puts $4kTh$ numbers of rows into exchanges a mean rank, layer and step, and $6kTh$ if layers are recomputed.
 # - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
-# - Balance each layer, over the whole batch.
+# - Load is waiting. Balance each layer, over the whole batch.
 #
 # Do the [lab](../../labs/advanced/19_experts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/19_experts.ipynb).

@@ -32,7 +32,7 @@ def print_tokens(title: str, speeds: Sequence[float], table: Mapping[str, Sequen
 def print_published() -> None:
     """A whole step that others measured."""
     print(
-        f"published, EP 8 with DeepEP on 8 H100, load forced to 1: {STEP_TOKENS:,.0f} tokens/s a GPU,"
+        f"published, Qwen3-30B-A3B, EP 8 with DeepEP on 8 H100, load forced to 1: {STEP_TOKENS:,.0f} tokens/s a GPU,"
     )
     print(
         f"  {STEP_TFLOPS:.0f} TFLOP/s over the whole step, without what is recomputed ({STEP_SOURCE})"
