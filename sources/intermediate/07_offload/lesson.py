@@ -78,8 +78,8 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.", *fil
 #
 # A step needs each *weight* twice, in forward and in backward. It needs each *gradient* until the optimizer has used it, and the
 # *optimizer state* once: an fp32 master copy of the weights, and two moments. ZeRO-Offload
-# ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) therefore keeps only the weights on the card. The rest
-# lies in the host's memory, and the CPU does the optimizer's step.
+# ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) therefore keeps only the weights of these on the card. Gradients and
+# optimizer state lie in the host's memory, and the CPU does the optimizer's step.
 
 # %%
 shape = model_shape("llama-2-7b")
@@ -243,7 +243,7 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("every
 # fully_shard(block, offload_policy=CPUOffloadPolicy(pin_memory=True))
 # ```
 #
-# Each row below is one setting of DeepSpeed, trained in bf16.
+# Each row below is one setting of DeepSpeed, trained in bf16. Look at what is left on the device just before the optimizer's step.
 
 # %%
 cpu = {"device": "cpu"}
@@ -273,8 +273,9 @@ display(pd.DataFrame(rows).T.style.format(precision=2, na_rep="").set_caption(
 if found:
     assert losses_apart("offloaded", "plain") <= 5e-4, "offload with micro-batches trains another model: which DeepSpeed?"
     assert losses_apart("by block", "ZeRO-2") <= 5e-4, "groups by block train another model"
-    print(f"four micro-batches a step, {found['offloaded'].host_each:.2f} bytes on the host: losses {losses_apart('offloaded', 'plain'):.0e}",
-          f"from those without offload; with the fault {losses_apart('fault planted', 'plain'):.0e}")
+    print(f"with four micro-batches a step, the host holds {found['offloaded'].host_each:.2f} bytes a parameter (measured)")
+    for name in ("offloaded", "fault planted"):
+        print(f"  {name}: losses {losses_apart(name, 'plain'):.0e} from those without offload")
 
 # %%
 sharded = run_ranks(by_libraries.by_fsdp, 1, timeout_seconds=900)[0]
@@ -285,7 +286,7 @@ assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
 # %% [markdown]
 # **Read it.** *ZeRO-2, offloaded* keeps the bf16 weights on the device, 2 bytes a parameter, and a small buffer. The host has
 # section 1's 16 bytes, and a bf16 copy for the way up. Several micro-batches add the sum of their gradients in bf16: 20 bytes.
-# *ZeRO-3* keeps no weights on the device between steps.
+# *ZeRO-3* keeps no weights on the device between steps: its 0.50 bytes are a bucket for gradients.
 #
 # **Check your version.** From September 2024 ([#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550)) to April 2026
 # ([#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967)) DeepSpeed's ZeRO-1 and 2 with offload silently dropped all
@@ -313,15 +314,16 @@ for targets_of, each in per_block.items():
           f"{12 * count / GB:.2f} with a master copy ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# Around adapters offload moves at most a hundredth of the card. It earns its keep where all weights train.
+# Around adapters of rank 8 there is at most a hundredth of the card to move. Offload earns its keep where all weights train.
 #
 # ## 5. The scenario as asked
 #
-# *"A 7B model on our 24 GB card, by PEFT and with offload."* One RTX 4090, steps of 16 texts of 2,048 tokens. **Nothing here has
-# run on a card**: bytes are simulated or predicted, seconds predicted.
+# *"A 7B model on our 24 GB card, by PEFT and with offload."* By PEFT there is next to nothing to offload (section 4). So here
+# all weights train, on one RTX 4090, in steps of 16 texts of 2,048 tokens. **Nothing here has run on a card**: bytes are simulated or
+# predicted, seconds predicted.
 #
-# **The step fits.** Weights are in bf16, and every block is checkpointed. The peak is where backward begins: 2 bytes a parameter, and for each text
-# at once the blocks' inputs and 12 bytes a logit. `simulate` runs the model's own code on tensors without data.
+# **The step fits.** Weights are in bf16, and every block is checkpointed. The peak is where backward begins. There stand 2 bytes a
+# parameter, and for each text at once the blocks' inputs and 12 bytes a logit.
 
 # %%
 LENGTH = 2048
@@ -344,8 +346,8 @@ for texts, name in {1: "step, gradients leave: 1 text", 4: "step, gradients leav
     assert abs(big[name].peak_bytes / expected - 1) < 0.03, "2 bytes a parameter and activations: what else stays?"
 
 # %% [markdown]
-# **The usual start does not.** To make fp32 masters, ZeRO-2 clones the weights on the card, one *parameter group* after another. Most
-# optimizers have one or two groups; `by_block` makes one for each block. `start_up` simulates both.
+# **The usual start does not fit.** ZeRO-2 makes fp32 masters on the host. For this it first clones the weights on the card, one
+# *parameter group* after another. `by_block` makes one for each block.
 
 # %%
 def by_block(model):
@@ -373,13 +375,14 @@ show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evid
 
 # %% [markdown]
 # **Read it.** With one group the clone, in grey, stands beside all weights and passes the line. By block it is one block's.
-# Four texts fit, too. DeepSpeed's buffers come on top, such as the
-# *bucket* that collects gradients: 0.2 GB in the script, 1 GB by [default](https://www.deepspeed.ai/docs/config-json/).
-#
-# **DeepSpeed's host needs more than 128 GiB.** It holds 20 bytes a parameter. All but the moments it *pins*: such memory stays in place, and only from there does
-# the card copy at the link's full rate. PyTorch
-# [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a
-# power of two. The last cell's plain loop holds 18 bytes.
+# Four texts fit, too. DeepSpeed's buffers come on top, such as the *bucket* that collects gradients: 0.2 GB in the script, 1 GB
+# by [default](https://www.deepspeed.ai/docs/config-json/).
+
+# %% [markdown]
+# **The host needs more than 128 GiB.** DeepSpeed holds 20 bytes a parameter there. All but the two moments it *pins*. Pinned memory
+# stays in place, and only from there does the card copy at the link's full rate. The price: PyTorch
+# [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a power
+# of two, and this takes DeepSpeed past 128 GiB. The plain loop of the last cell holds 18 bytes, pins 2 of them, and stays below.
 
 # %%
 with torch.device("meta"):
@@ -392,7 +395,9 @@ print(f"DeepSpeed: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB wit
 print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} GB; 128 GiB are {128 * 2**30 / GB:.0f} GB")
 
 # %% [markdown]
-# **The step takes about twice QLoRA's.** A step of $m$ micro-batches has these parts, by the source of DeepSpeed 0.19.8. All but the last wait for each other.
+# **The step takes about twice QLoRA's.** DeepSpeed copies after compute, so section 3's rule hides nothing: each copy adds its
+# seconds. A step of $m$ micro-batches has these parts, by the source of DeepSpeed 0.19.8. Each waits for the one before, but
+# weights come up beside AdamW.
 #
 # | part | bytes a parameter | how often |
 # |---|---|---|
@@ -400,7 +405,7 @@ print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} G
 # | the new sum goes down | 2, link | $m$, if $m > 1$ |
 # | gradients go down in fp32 | 4, link | once |
 # | clip, AdamW, make bf16 | 8 + 28 + 6, host memory | once |
-# | weights come up | 2, link | once, by block beside AdamW |
+# | weights come up | 2, link | once |
 
 # %%
 F, B = CARDS["RTX 4090"]
@@ -424,13 +429,14 @@ show(draw_lanes(lanes, title=title, evidence=Evidence.PREDICTED),
 
 # %% [markdown]
 # **Read it.** White in a GPU's row is waiting. The copies after a micro-batch take as long whatever its size: with 1 text at once
-# they come 16 times, with 4 texts four times. The CPU's step comes once.
+# they come 16 times, with 4 texts four times.
+#
+# Next, beside QLoRA's step, and with other speeds:
 
 # %%
 batch, base = Batch(sequences=16, sequence_length=LENGTH), {"recompute": "full", "micro_batch": 4}
 deepspeed = {"offload": "optimizer", "framework": "deepspeed", "zero_stage": 2}
 WAYS = {"QLoRA": (Plan(lora=Lora(base="nf4-dq"), framework="peft", **base), 0),
-        "LoRA + offload": (Plan(lora=Lora(), offload="optimizer", framework="peft", **base), 0),
         "full + offload, 1 text": (Plan(**base | deepspeed | {"micro_batch": 1}), 1),
         "full + offload, 4 texts": (Plan(**base | deepspeed), 4),
         "full + offload, 8 texts, chunked loss": (Plan(**base | deepspeed | {"micro_batch": 8, "loss": "chunked"}), 8)}
@@ -453,7 +459,7 @@ for name, (_, texts) in WAYS.items():
     sheet[name] = {"card, GB": card_bytes / GB, "host, GB": (host_bytes if texts else told[name].host_bytes) / GB,
                    "crossing, GB": on_link * B / GB, "step, s": seconds(name)}
 display(pd.DataFrame(sheet).T.style.format(precision=1).set_caption(
-    f"Llama-2-7B, an RTX 4090 of {CARD / GB:.1f} GB, 16 texts a step, 4 at once unless the row says so, adapters of rank 8 on q and v, card with CUDA's context, predicted"))
+    f"Llama-2-7B, 16 texts a step on {CARD / GB:.1f} GB (with CUDA's context); QLoRA: 4 at once, rank 8 on q and v; predicted"))
 
 
 def ratio(**rates):
@@ -466,15 +472,13 @@ for words, rate in {"the card computes": {"F": F}, "the link copies": {"B": B}, 
     print(f"  {words} half as fast: {half:.1f} times; twice as fast: {twice:.1f} times")
 
 # %% [markdown]
-# **The answer.** With four texts at once 13.5 GB of weights stay, 20.4 GB are needed at the peak, 135 GB cross, and a step takes
-# 27 s. That is 1.9 times QLoRA's. This ratio hangs most on the card's speed, as copies and the CPU's step take as long on any
-# card: it is 1.5 with half the speed, and 2.6 with twice.
+# **The answer.** With four texts at once 13.5 GB of weights stay, and the peak is 20.4 GB. 135 GB cross. A step takes 27 s, which is
+# 1.9 times QLoRA's. This ratio hangs most on the card's speed: a card half as fast has 1.5, one twice as fast 2.6.
 #
-# **The verdict.** If adapters are good enough, take QLoRA, which needs half the card. Offload is for runs that must
-# train all weights. Then fill the card: with four texts at once instead of one, a step falls from 40 s to 27 s. Eight need a loss in chunks
-# ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`). They save 2 s more, and by prediction 1.6 GB stay free.
+# **The verdict.** If adapters are good enough, take QLoRA, which needs half these GB. Offload is for runs that must train all
+# weights. Then fill the card: with four texts at once instead of one, a step falls from 40 s to 27 s. Eight save 2 s more. They need a loss in chunks ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`).
 #
-# **The script** of the full fine-tune follows. In it `by_block` replaces the two groups of Trainer:
+# **The script** follows. In it `by_block` replaces the two groups of Trainer:
 
 
 # %%
@@ -525,9 +529,13 @@ assert norm == 0 < there, "gradients should have left the device"
 #
 # ## Recap
 #
-# - If gradients leave as well as optimizer state, 2 bytes a parameter stay on the card, and 16 to 20 lie on the host.
-# - The link costs nothing from $bF/(cB)$ tokens a micro-batch on, if copies run beside compute.
-# - ZeRO-2 partitions nothing on one GPU. Its offload helps, where all weights train.
+# Llama-2-7B in full on a 24 GB card, by DeepSpeed with four texts at once, predicted:
+#
+# - **What stays?** 2 bytes a parameter, 13.5 GB, if gradients leave as well as optimizer state. The host holds 16 to 20 bytes.
+# - **What crosses?** 135 GB a step.
+# - **How long?** 27 s, 1.9 times QLoRA's. The link would cost nothing from $bF/(cB)$ tokens a micro-batch on, but only with copies
+#   beside compute.
+# - ZeRO-2 partitions nothing on one GPU. Its offload helps where all weights train.
 #
 # ### Test yourself
 #
