@@ -104,7 +104,7 @@ show(draw_days(lanes, title="One of 200 runs: failures every 8 h, save 5 min, re
      alt="Three runs: frequent saves take a quarter of the time, rare saves lose whole hours, the middle one ends first.")
 
 # %% [markdown]
-# **Read it.** Saves every 15 minutes take a quarter of the time. Saves every 6 hours lose whole hours at a failure. The best
+# **Read it.** Saves every 15 minutes take nearly a quarter of the time. Saves every 6 hours lose whole hours at a failure. The best
 # interval lies between, and depends on how often failures come. Here are published logs, as failures per 1,000 *node-days*; a
 # node has 8 GPUs:
 
@@ -117,7 +117,7 @@ for log in FAILURE_LOGS:
 display(pd.DataFrame(rows).style.hide().set_caption(f"Rates from published numbers; hours and failures of {gpus} GPUs predicted from them"))
 
 # %% [markdown]
-# **Read it.** In 30 days 256 GPUs fail about 4 times by one log and 23 times by another. So count what stops *your* jobs. Here we use
+# **Read it.** In 30 days a job on 256 GPUs would stop about 4 times by one log and 23 times by another. So count what stops *your* jobs. Here we use
 # the lowest rate and the highest, 3.8 and 24.
 #
 # **Goodput** is the share of wall time that is work which lasted. Let a save take $d$, and let failures come every $M$ on
@@ -155,7 +155,7 @@ show(draw_goodput(simulated, formula, title="1,000 runs of 30 days on 256 GPUs (
 # %% [markdown]
 # **Read it.** This answers the bet: save every 61 minutes at the high rate, every 154 at the low one. The top of each curve is
 # flat. Half or twice the best interval costs about one percentage point at most in this table, so a rough guess of $M$ is
-# enough. Formula and simulation agree, but both take failures as random.
+# enough. Formula and simulation agree, but both take failures as independent, at a constant rate.
 #
 # **Question.** A save takes a quarter of its former time. By which factor does the best interval change?
 
@@ -401,7 +401,7 @@ show(draw_left(left, title="What a kill in a save left, by the state that the sa
 
 # %% [markdown]
 # **Read it.** After a kill before the rename a load finds the save before it: step 2, step 4. From the rename on it finds the new
-# one: step 7, step 10. What was to be kept is never lost. A kill is no power cut, so `fsync` is not tested here.
+# one: step 7, step 10. None of the four kills lost what was to be kept. A kill is no power cut, so `fsync` is not tested here.
 # Rank 0 sums all files here, which is slow for terabytes; in the script at the end each rank sums its own.
 #
 # Do checksums matter? We change one byte of each checkpoint, and load:
@@ -496,7 +496,7 @@ assert curves["nothing"] == whole[SAVED:], "with all pieces the losses are equal
 assert all(curves[piece] != whole[SAVED:] for piece in forgotten[1:]), "each piece matters"
 
 # %% [markdown]
-# **Read it.** With all six pieces no bit differs. Without any one of them nearly all losses differ, and yet each curve still
+# **Read it.** With all six pieces no bit of a loss differs. Without any one of the five nearly all differ, and yet each curve still
 # falls and looks *healthy*. So compare by `==`, not by eye.
 #
 # A trap is left. `Run` adds noise to its data, as augmentation does, from a generator seeded by row and epoch. Now the noise comes
@@ -517,6 +517,7 @@ shutil.rmtree(work, ignore_errors=True)
 # ## Recap
 #
 # - Save every $\sqrt{2\,d\,M}$. Half or twice of it costs little.
+# - Each rank copies its shard to the host and trains on while it is written; $d$ is what training waits.
 # - A checkpoint gets its name when it is whole. Checksums tell whether it still is.
 # - With all six pieces the losses are equal, bit for bit, on this CPU. A GPU also needs deterministic kernels and
 #   collectives, which is not tested here.
