@@ -145,8 +145,9 @@ for row in table("llm_foundry"):
 # Daly's formula gives the goodput from the rate of losses and the seconds of a save and a restart ([lesson
 # 16](16_runs_that_survive.ipynb)).
 #
-# The cell takes four nodes of H100. Its dotted lines are rates seen elsewhere, on four AWS nodes of one V100 in three zones of
-# 2023 ([SkyPilot's traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
+# Look where the curves cross the line of 1. The cell takes four nodes of H100. Its dotted lines are rates seen elsewhere, on four
+# AWS nodes of one V100 in three zones of 2023 ([SkyPilot's
+# traces](https://github.com/skypilot-org/spot-traces/tree/main/preemption/4-node/aws-08-03-2023)).
 
 # %%
 firm, spot = price("H100", "Nebius", kind="on demand"), price("H100", "Nebius", kind="spot")
@@ -176,8 +177,8 @@ for name, rate in taken.items():
           f"goodput {goodput(4, rate):.0%} with saves of 10 s, {goodput(4, rate, 600):.0%} with 600 s ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** Look where the curves cross the line of 1. With saves of 10 s spot is cheaper at all three rates. With saves of 600
-# s it is dearer than on demand in us-east-1f.
+# **Read it.** With saves of 10 s spot is cheaper at all three rates. With saves of 600 s it is dearer than on demand in
+# us-east-1f.
 #
 # Spot also takes longer. The right axis shows one over the goodput. Divide that by the share of time with all four nodes there:
 # in us-east-1f it makes 1 / (0.77 x 0.30) = 4.3 times the days. The dollars assume that you give the other nodes back while one
@@ -224,8 +225,8 @@ print(f"plain data parallelism: {2 * thirteen.parameter_count / 1e9:.0f} GB of w
 # | H100 | the lowest MFU in Table 4 of Llama 3's paper | llm-foundry's speed |
 #
 # For A10s no speed of a 13B is at hand, so the planner (`estimate`, [lesson 15](15_design_studio.ipynb)) predicts it. Its *miss*
-# is the predicted MFU over a published one. The next cell finds three misses on A100s. Llama 2 publishes neither its plan nor its
-# number of cards for 13B, so two of them rest on a guess of both.
+# is the predicted MFU over a published one. The next cells find three on A100s. Llama 2's plan and number of cards for 13B are
+# not published, so two of the three rest on a guess.
 
 # %%
 needed = model_flops(thirteen, Batch(sequences=1, sequence_length=2048)) / 2048  # FLOP a token
@@ -274,14 +275,13 @@ llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) 
 h100_mfu = (llama_3_mfu, mfu_of(fsdp_rate["h100_80gb"], "H100"))
 
 # %% [markdown]
-# **Read it.** By the planner's count of a whole step, both sharded plans fit on an A10. The plans for A100s fit with room to
-# spare.
+# **Read it.** By the planner's count of a whole step, both sharded plans fit on an A10.
 #
-# The miss is 1.10 for FSDP. For 3D it is 1.20 or 1.49, by the guessed number of cards. The A10s' low end takes the largest. On
-# their slower network the true miss may be larger still.
+# The miss is 1.10 with FSDP. With 3D it is 1.49 or 1.20, for 64 or 1,024 guessed cards. On the A10s' slower network, assumed to
+# be 100 Gb/s a node, it may be larger still.
 #
 # The question forgets the H100, so the next cells add it. Its low end is of Llama 3 405B on 16,384 cards, at length 131,072. The
-# weeks of work are a judgement.
+# weeks of work are a judgement. In the picture, look at the line of 30 days.
 
 # %%
 there = zones["us-west-2c"][2]
@@ -327,13 +327,13 @@ title = "13B on 260B tokens (A10s at the price of single cards)"
 show(draw_offers(days, usd, {"128 A10, plain DP": full}, deadline, title=title), alt=alt)
 
 # %% [markdown]
-# **Read it.** Compare each bar on the left with the line of 30 days. *Too close to call* means that only the high end is in time.
+# **Read it.** *Too close to call* means that only the high end is in time.
 #
 # **A100s.** 64 are too close to call. Llama 2's tokens per second, reached at length 4,096, give 31.3 days. Its MFU, carried to
 # length 2,048, gives 29.5. 72 cost the same dollars and are in time by either reading, down to an MFU of 37%.
 #
 # **A10s.** They cost more at their high end than the A100s at their low one. 128 are late. 256 in TP 2 PP 8 are in time if the
-# miss is at most 1.44, and for 3D it was 1.20 or 1.49.
+# miss is at most 1.44. With 3D it was 1.20 or 1.49: too close as well.
 #
 # **H100s.** 32 are in time down to an MFU of 26%, for less than half of the A100s' dollars. Spot halves that again, but its lost
 # work and its gaps bring it to the deadline.
@@ -386,9 +386,8 @@ print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'b
 
 # %% [markdown]
 # **Read it.** *As asked, take A100s, with FSDP and nine nodes.* FSDP's high end was reached with 1,600 Gb/s between nodes, and
-# the rented network is not stated. Take eight nodes only once you have measured that they are fast enough. Half or twice the
-# price of a week changes no choice at the low MFUs. In the column as asked, A10s win only at half of their price and their high
-# MFU.
+# the rented network is not stated. So measure before you take only eight. Half or twice the price of a week changes no choice at
+# the low MFUs. In the column as asked, A10s win only at half of their price and their high MFU.
 #
 # *If you may choose the card, take H100s.* At the low MFUs they win at twice their price, and against A100s at half of theirs.
 # But their price is Nebius's and the others' Lambda's: ask one seller for all three.
@@ -396,14 +395,14 @@ print(f"72 A100 with FSDP, 1,008 sequences a step: {len(job.write(here.root / 'b
 # Counted from today, with the weeks of work, every offer is late. More cards are a way out, if the MFU holds: 48 H100, or 128
 # A100 for nearly three times the rent. Failed starts, evaluation and storage come on top.
 #
-# `build/lesson-17` holds the plan of 72 A100 as a job. Its batch of 1,008 sequences can be shared among 72 cards.
+# `build/lesson-17` holds the plan of 72 A100 as a job. Its batch of 1,008 sequences divides by 72.
 
 # %% [markdown]
 # ## Recap
 #
 # - First strike out what does not fit or is late, at a speed that somebody measured. Then dollars decide.
-# - So take A100s, 72 of them with FSDP. On A10s plain data parallelism cannot start, and a useful FLOP costs 37% more. If you may
-#   choose the card, H100s are cheapest at these prices.
+# - So take A100s, 72 of them with FSDP. On A10s plain data parallelism cannot start, and at the claimed MFUs a useful FLOP costs
+#   37% more. If you may choose the card, take H100s: at these prices they cost less than half.
 # - An offer's price is dollars a useful FLOP, not dollars an hour.
 # - More cards of one kind cost the same dollars and fewer days, while the MFU and the goodput hold.
 # - By each scaling law, half of its own best size costs a fifth to a quarter more training for the same loss.
