@@ -53,7 +53,7 @@ def draw_same_loss(
     *,
     title: str,
 ) -> Figure:
-    """Left: what other sizes cost for the same loss. Right: the cheapest size by tokens served.
+    """Left: what other sizes cost for the same loss. Right: the size of fewest FLOP by tokens served.
 
     Args:
         laws: By name; 1 to 3. The first one is also that of the right part.
@@ -142,7 +142,7 @@ def _lifetimes(axes: Axes, law: ScalingLaw, served: Sequence[float], loss: float
     axes.minorticks_off()
     axes.set_ylim(0, 1.25 * max(sizes) / 1e9)
     axes.set_xlabel("tokens served in the model's life")
-    axes.set_ylabel("cheapest size (billion parameters)")
+    axes.set_ylabel("size of fewest FLOP\n(billion parameters)")
 
 
 def draw_spot_price(
