@@ -348,8 +348,8 @@ for name, (again, theirs) in chosen.items():
 margins = reserved_margins()
 highest = margins.loc[PLAIN, HIGHEST]
 usable = simulated_device("RTX 4090").usable_bytes
-print(f"section 5's step reserves  {format_bytes(llama.reserved_bytes)}, with the margin of its kind {format_bytes(int(highest * llama.reserved_bytes))} (simulated)")
-print(f"beside the context remain  {format_bytes(usable)}, beside one twice as large   {format_bytes(usable - CONTEXT_BYTES)} (assumed)")
+print(f"section 5's step reserves      {format_bytes(llama.reserved_bytes)}, times {highest:.3f} {format_bytes(int(highest * llama.reserved_bytes))} (simulated)")
+print(f"a 4090 has beside its context  {format_bytes(usable)}, beside two   {format_bytes(usable - CONTEXT_BYTES)} (assumed)")
 margins.round(3)
 
 # %% [markdown]
