@@ -316,7 +316,7 @@ found.sort_values("lowest (%)", ascending=False).round(2)
 # %% [markdown]
 # **Read it.** The table counts filled points only. GPT and Llama lie on 1, and so do nearly all adapters, fine-tunes and
 # training loops. Convolutional networks lie on both sides: what their library cuDNN takes to work in is not simulated.
-# The lowest are two GANs and two segmentation networks. BOFT and Adafactor lie 4 to 15% low, and we cannot say why.
+# Two GANs and two segmentation networks lie 5 to 17% low. BOFT and Adafactor lie 4 to 15% low, and we cannot say why.
 #
 # **For bytes alive, your margin is the lowest of your family.** It is no bound. Most families are small. And at least three
 # rules were corrected after these records: for cuBLAS (the library of matrix products), for Adafactor's loop, and for
@@ -362,7 +362,7 @@ margins.round(3)
 #
 # With 7% more, section 5's step still fits. If the context is twice as large as assumed, it no longer does.
 #
-# All this is one card. For another, an A100, litgpt published the peaks of LoRA steps. Nothing is fitted to these:
+# All this is one card. For another, an A100, litgpt published the peaks of LoRA steps. No rule is fitted to these:
 
 # %%
 from evidence.validation.simulation_published import litgpt_comparisons
@@ -410,7 +410,7 @@ print(f"998 steps later {format_bytes(hoarder.peak_bytes + 998 * 4 * 4 * 128 * 2
 #
 # **The answer.** Section 5's step is of a family whose bytes alive were right within 0.1% on an H200. That the 20.65 GiB
 # hold on a 4090 as well is an assumption, for no 4090 was measured. The fit hangs on what is reserved, and there 7% and a
-# larger context use up all that is left. So the step probably fits 24 GB, and it is close.
+# context twice as large use up all that is left. So the step probably fits 24 GB, and it is close.
 #
 # A simulator errs where kernels take memory that no rule states, and sometimes for reasons that we have not found.
 #
