@@ -338,7 +338,7 @@ for name, (again, theirs) in chosen.items():
     assert abs(ratio - stored[name]) < 1e-3, f"{name}: simulated anew, it differs from what is stored"
 
 # %% [markdown]
-# **Read it.** They come out as stored: two on 1, and the fine-tune by Adafactor 4% low.
+# **Read it.** They come out as stored.
 #
 # Now the bytes reserved, which must fit. The H200's record has them for 40 of the programs, all of them language models.
 # The table divides what the card reserved by what the simulator says. The print multiplies section 5's reserved bytes by
