@@ -30,7 +30,7 @@ FAMILIES = {
 ANOTHER_STEP = re.compile(
     r"^torchvision (resnet50|resnet152|googlenet)$|LBFGS|rcnn|fcos|retinanet|ssd"
 )
-CLOSE, NEAR = 0.005, 0.029
+CLOSE, NEAR, FAR = 0.005, 0.029, 0.2
 # By what a card reserves beside what the simulator replays.
 PLAIN, PACKED = "weights of 16 or 32 bits", "weights packed to 4 bits on the card"
 ADAFACTOR = "Adafactor"
@@ -68,7 +68,7 @@ def reserved_margins() -> pd.DataFrame:
 
 
 def draw_ratios(ratios: Any) -> Figure:  # a DataFrame, of whose results pandas gives several types
-    """One point a program in a row a family; who ran the same step and is off by over 2.9% is named."""
+    """One point a program in a row a family; named are those off by over 2.9%, by over 20% where another step ran."""
     families = [family for family in FAMILIES.values() if (ratios["family"] == family).any()]
     with course_style():
         figure, axes = empty_figure(height=5.4)
@@ -91,8 +91,8 @@ def _points(axes: Axes, rows: Any, height: int) -> None:
     for same, look in [(True, _FILLED), (False, _HOLLOW)]:
         found = rows.loc[rows["same step"] == same, "ratio"]
         axes.scatter(found, [height] * len(found), zorder=3, **look)
-    off = (rows["ratio"] - 1).abs() > NEAR
-    far = rows[off & rows["same step"]].sort_values("ratio")
+    off = (rows["ratio"] - 1).abs()
+    far = rows[(off > FAR) | ((off > NEAR) & rows["same step"])].sort_values("ratio")
     for turn, (_, row) in enumerate(far.iterrows()):
         name, up = _label(str(row["program"])), 7 if turn % 2 == 0 else -14
         place = (float(row["ratio"]), height)
