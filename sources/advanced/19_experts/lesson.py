@@ -65,7 +65,7 @@ from utils.simulation.devices import simulated_device
 # ## 1. Arithmetic follows what is used, model states what is held
 #
 # A mixture of experts has $E$ feed-forward layers in place of one: the *experts*. A *router*, a small matrix, sends each token
-# to $k$ of them. Every token uses everything else.
+# to $k$ of them. Every token uses everything else, in DeepSeek-V3 also one *shared* expert.
 
 # %%
 CONFIGS = {"Mixtral-8x7B": model_config("mistralai/Mixtral-8x7B-v0.1"),
@@ -409,8 +409,7 @@ show(draw_choice(step_seconds, drawn, circles, NVLINK / 1e9),
 # **The circle hangs on load**, which only EP pays: at load 2 it comes much earlier. **If weights do not hide** (dotted), EP 8 at load 1 is
 # faster with any number of tokens that fits.
 #
-# Which column is yours? The published step reached 277 TFLOP/s with its waits, so it computed at no less. What makes load large, and
-# what lowers it?
+# Load decides, too: what makes it large, and what lowers it?
 #
 # ## 4. Balance: a layer ends when its busiest rank is done
 #
@@ -531,8 +530,8 @@ print_tokens("EP 16, once per node, is faster than EP 8", SPEEDS, {
 
 # %% [markdown]
 # **Read it.** With 4,096 tokens, a plain all-to-all takes longer across nodes than the replicas' weights; once per node takes a third of
-# their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a dispatcher.** (If 16 ranks have
-# a higher load than 8, the limits fall.)
+# their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a
+# dispatcher.** Sixteen ranks' load is never below that of eight, and as it rises the limits fall.
 #
 # With EP the host waits for counts in every layer, and so asks late for the next weights: tell FSDP what to prefetch, as in the last cell.
 #
