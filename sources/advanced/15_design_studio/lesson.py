@@ -444,7 +444,7 @@ beside_each_other(judged, needs)
 
 # %% [markdown]
 # Each column slows every run: to the slow end; from the winner's MFU to Megatron-LM's; by BLOOM's slowness, seen on A100 alone. Are
-# budget *and* deadline kept, and up to which price? *MFU to reach* is what your run must show with failures at their worst:
+# both limits kept, and up to which price? *MFU to reach* is what your run must show with failures at their worst:
 
 # %%
 bloom_run = next(run for run in whole_runs() if "BLOOM" in run.name)
@@ -467,15 +467,18 @@ for name, (plan, verdict) in judged.items():
 pd.DataFrame(turned).T
 
 # %% [markdown]
-# **The answer.** *Not as asked: 130B fits on 64 A100, but costs \$1.24M at the slow end. Their price must fall to \$2.25 (\$2.14 at
-# 53% MFU), or the MFU reach 70%: Megatron-LM's published is 51% to 56%, MegaScale's own 65.3%. We sign the same run on 64 H100 and
-# 8 spare: \$0.50M to \$0.59M, 98 to 115 days, if the network is in the price (as in AWS's \$4.92 of 2025). It holds up to \$4.99 at
-# the slow end, \$2.96 in BLOOM's hours. We stop if week one shows under 23% MFU; 41% to 49% is published. B200 is cheaper, but no
-# run here tests its speed, for 65B either. 39B on 682B tokens reaches the same loss on your A100 for \$0.68M to \$0.80M. It needs
-# 48% MFU: 41.5% is published for 22B, llm-foundry's 55% for 30B on 8 A100. In BLOOM's hours its price must fall to \$2.07.*
+# **The answer: not as asked.** 130B fits on 64 A100, but costs \$1.24M at the slow end. Their price must fall to \$2.25, or the MFU reach 70%: Megatron-LM's published is 51% to 56%, MegaScale's own 65.3%.
 #
-# The bill leaves out trial runs, rewinds and data. The exported command is a smoke test; the flags below make it the run. Every
-# save stays until something removes it, so prune:
+# **We sign the same run on 64 H100 and 8 spare**: \$0.50M to \$0.59M, 98 to 115 days, if the network is in the price (as in AWS's \$4.92
+# of 2025). It holds up to \$4.99 at the slow end, \$2.96 in BLOOM's hours. We stop if week one shows under 23% MFU; 41% to
+# 49% is published.
+#
+# B200 is cheaper, but no run here tests its speed. 39B on 682B tokens reaches the same loss on your
+# A100 for \$0.68M to \$0.80M. It needs 48% MFU: 41.5% is published for 22B, llm-foundry's 55% for 30B on 8 A100. In BLOOM's hours its
+# price must fall to \$2.07.
+#
+# The bill leaves out trial runs, rewinds and data. The exported command is a smoke test; the flags below make it the run. Nothing
+# removes a save, so prune:
 #
 # ```bash
 # # after each save; the bill pays for the last three, and --save-retain-interval would keep the last alone
@@ -501,12 +504,13 @@ print(f"# written to build/lesson-15: {len(files)} files for {plan_name(signed)}
 # %% [markdown]
 # ## Recap
 #
+# - We sign for 64 H100 and 8 spare.
 # - Answer with ranges, ways out, and the constant that turns the verdict.
 # - Do the sum first: 14, 16 or 18 bytes per parameter, 6 FLOP per parameter and token:
 #
 # ```python
 # 6 * 131e9 * 300e9 / (64 * 312e12 * 0.53) / 86_400  # 258 days at an MFU of 53%
-# 258 * 24 * 72 * 2.79  # $1.24M, with 8 spare GPUs
+# 258 * 24 * 72 * 2.79  # $1.24M with 8 spare GPUs, if nothing fails
 # ```
 #
 # ### Test yourself
@@ -535,7 +539,7 @@ for name, plan in plans.items():
 # **1.** 49 GB of states a GPU: TP 8 in the node and PP 8 over nodes need 62 GiB and recompute nothing.
 #
 # **2.** Optimizer states go to the host. The main worry is time: at 5,959 tokens/s, 300B
-# tokens take 583 days.
+# tokens take 583 days, if nothing fails.
 #
 # </details>
 #
