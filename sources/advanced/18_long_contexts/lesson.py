@@ -16,7 +16,7 @@
 #
 # **Promise.** You build a ring of four ranks, and get the gradients of one process. A simulator of eight H100s answers: **memory goes by
 # the tokens on a GPU**. Up to 512k each GPU can train on its own sequence. At 1M they share one. Sharing makes its step short, at
-# best without a loss of tokens a second.
+# about as many tokens a second.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -76,7 +76,7 @@ show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, ab
 
 # %% [markdown]
 # **Read it.** At 1M the ring of eight takes 86 GiB, as one GPU does with an eighth of the tokens, 128k: **the tokens on a GPU decide**.
-# In the end lines double with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic.
+# In the end lines come near to doubling with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic.
 #
 # Which bytes are these? Four peaks at 128k. *Plain* has none of these means:
 
@@ -512,7 +512,7 @@ for where, found in rounds.items():
 
 # %% [markdown]
 # **Read it.** At this rate backward's messages hide from 351 tokens a rank in a node, and from 2,714 across nodes. At 128k ours have
-# 16,384. Gathered keys hide behind nothing: across nodes forward's attention waits 12%. Llama 3 gathers over 16 GPUs (published).
+# 16,384. Keys gathered so hide behind nothing: across nodes forward's attention waits 12%. Llama 3 gathers over 16 GPUs (published).
 #
 # **What fits** with half the margin, with all, and with twice?
 
@@ -529,9 +529,9 @@ print(TRL_ROW, "    with attention at 190, 380, 760 TFLOP/s: a step " + ", ".joi
 
 # %% [markdown]
 # **Read it. Up to 512k you need not share**, even with twice the margin. The price is a step of eight sequences in 747 s (predicted), and
-# 896 GiB pinned on a host. A ring of eight trains one sequence in 91 s and pins nothing, at best at as many tokens a second.
+# 896 GiB pinned on a host. A ring of eight trains one sequence in 91 s and pins nothing, at 717 tokens a second for 702 if messages hide.
 #
-# **At 1M GPUs share.** With all three means one would reserve 118 GiB, and parameters and optimizer state are only 10.6 of these. A ring
+# **At 1M GPUs share.** With all three means one reserves 118 GiB, and parameters and optimizer state are only 10.6 of these. A ring
 # of eight fits with checkpoints on the host, and one of sixteen without. TRL trains Qwen3-8B so on eight, with keys gathered:
 # [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We predict 501 s.
 #
@@ -563,8 +563,8 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # ## Recap
 #
 # **Memory goes by the tokens on a GPU.** In this simulation each of eight H100s holds 512k tokens of a 7B, and at 1M they share. This
-# makes one sequence's step short, at best without a loss of tokens a second. Softmax adds up by log-sum-exps, so keys can go around a
-# ring. Zigzag gives all ranks equal work.
+# makes one sequence's step short, at about as many tokens a second if messages hide. Softmax adds up by log-sum-exps, so keys can
+# go around a ring. Zigzag gives all ranks equal work.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
