@@ -16,7 +16,7 @@
 #
 # **Promise.** You build a ring of four ranks, and get the gradients of one process. A simulator of eight H100s answers: **memory goes by
 # the tokens on a GPU**. Up to 512k each GPU can train on its own sequence. At 1M they share one. Sharing makes its step short, at
-# best without a loss of tokens a second.
+# best at as many tokens a second.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -76,7 +76,7 @@ show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, ab
 
 # %% [markdown]
 # **Read it.** At 1M the ring of eight takes 86 GiB, as one GPU does with an eighth of the tokens, 128k: **the tokens on a GPU decide**.
-# In the end lines double with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic.
+# In the end lines come near to doubling with the tokens, since flash attention never stores the scores of all pairs. Only the work is quadratic.
 #
 # Which bytes are these? Four peaks at 128k. *Plain* has none of these means:
 
@@ -95,7 +95,7 @@ print(f"the GPU has {room_bytes / 2**30:.1f} GiB; 28 blocks' inputs: 28 x 131,07
 #
 # ## 2. Softmax adds up in blocks, so keys can go around a ring
 #
-# At 1M no GPU holds a sequence alone. Context parallelism divides its *tokens*. Here four ranks share eight *pieces*. A rank holds two
+# At 1M no GPU holds a sequence alone by these means. Context parallelism divides its *tokens*. Here four ranks share eight *pieces*. A rank holds two
 # neighbours (*in order*), or one piece from the front and one from the back (*zigzag*). Queries stay. Keys and values, from here on
 # *keys*, **go around a ring**, one rank further in each *round*. Follow zigzag's rounds, in the middle:
 
@@ -292,7 +292,7 @@ print("in order on more ranks (predicted):", *(f"{ranks} ranks {1 - 1 / ranks:.0
 
 # %% [markdown]
 # **Read it.** In order, rank 3 meets the keys of three ranks whole, and half of its own: 3.5 units of work, where equal shares would
-# be 2. Attention takes 75% longer, and on $n$ ranks $1-\frac1n$. In **zigzag** all work alike in every round.
+# be 2. All wait for 75% more pairs, and on $n$ ranks $1-\frac1n$. In **zigzag** all work alike in every round.
 #
 # **Question.** Sixteen ranks, in order. How many percent of the ring's time is rank 0 at work?
 
@@ -417,7 +417,7 @@ for name, (way, zigzag, _) in WAYS.items():
 
 # %% [markdown]
 # A long row often holds several documents. They are **packed**: a token sees its own document only, positions restart, and a
-# document's last token has no target. Ulysses takes this mask as it is:
+# document's last token has no target. At 64 tokens Ulysses takes this mask as it is:
 
 # %%
 document = torch.arange(3).repeat_interleave(torch.tensor((24, 8, 32)))
@@ -446,12 +446,12 @@ counts = learned.view(RANKS, -1).sum(1).tolist()
 print("targets by rank:", *counts, f" in a mean of the ranks' means one on rank 0 counts {counts[-1] / counts[0]:.2f} times one on rank 3")
 
 # %% [markdown]
-# **Read it.** Without the mask, documents leak. Positions may go on, because rotary positions count *distances*: the gap is fp32's
+# **Read it.** Without the mask, documents leak. Positions this small may go on, because rotary positions count *distances*: the gap is fp32's
 # rounding. Ranks hold unequal numbers of targets, so divide by the count of **all**.
 #
 # ## 5. Each GPU holds 512k tokens, and at 1M eight share
 #
-# What does a ring hold at full size? Eight GPUs share 128k tokens and the states:
+# Eight GPUs share 128k tokens and the states:
 
 # %%
 ours = of_one_rank("qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing", attend=ring(True))
@@ -464,11 +464,11 @@ assert sent == 28 * (4 * (GPUS - 1) + 2 * (GPUS - 1) + 4 * GPUS) * 2 * 131_072 /
 score("18", ours)  # a row of your scoreboard
 
 # %% [markdown]
-# **Read it.** Alone, a GPU peaked at 74.3 GiB, and here at 23.0. A layer's 1,242 MB are those of section 3.
+# **Read it.** Alone, a GPU peaked at 74.3 GiB, and here at 23.0.
 #
 # **How near is a real run?** torchtitan trained Llama 3.1 8B on H100s of **96 GB**, always with 32,768 tokens a rank, and with linear
-# layers in fp8. We simulate the first row in bf16, and predict speed by FLOP at 380 TFLOP/s. Llama 3 405B reached this over whole steps
-# at 131,072 tokens (published):
+# layers in fp8. We simulate the first row in bf16, and predict speed by FLOP at 380 TFLOP/s, which Llama 3 405B reached over whole
+# steps (published):
 
 # %% jupyter={"source_hidden": true}
 theirs, runs = of_one_rank("llama-3-8b", 32_768, "checkpointing"), torchtitan_runs()
@@ -511,8 +511,8 @@ for where, found in rounds.items():
           f"at 16,384 gathering waits {(GPUS - 1) * message / (GPUS * forward):.0%} of forward's attention (predicted)")
 
 # %% [markdown]
-# **Read it.** At this rate backward's messages hide from 351 tokens a rank in a node, and from 2,714 across nodes. At 128k ours have
-# 16,384. Gathered keys hide behind nothing: across nodes forward's attention waits 12%. Llama 3 gathers over 16 GPUs (published).
+# **Read it.** By rates alone backward's messages hide from 351 tokens a rank in a node, and from 2,714 across nodes. Ours have
+# 16,384. Keys gathered so hide behind nothing: across nodes forward's attention waits 12%. Llama 3 gathers over 16 GPUs (published).
 #
 # **What fits** with half the margin, with all, and with twice?
 
@@ -529,9 +529,10 @@ print(TRL_ROW, "    with attention at 190, 380, 760 TFLOP/s: a step " + ", ".joi
 
 # %% [markdown]
 # **Read it. Up to 512k you need not share**, even with twice the margin. The price is a step of eight sequences in 747 s (predicted), and
-# 896 GiB pinned on a host. A ring of eight trains one sequence in 91 s and pins nothing, at best at as many tokens a second.
+# 896 GiB pinned on a host. A ring of eight trains one sequence in 91 s and pins nothing: 717
+# tokens a second for 702 if messages hide, and about half if it is as slow as torchtitan's.
 #
-# **At 1M GPUs share.** With all three means one would reserve 118 GiB, and parameters and optimizer state are only 10.6 of these. A ring
+# **At 1M GPUs share.** With all three means one reserves 118 GiB, and parameters and optimizer state are only 10.6 of these. A ring
 # of eight fits with checkpoints on the host, and one of sixteen without. TRL trains Qwen3-8B so on eight, with keys gathered:
 # [380 s a step](https://huggingface.co/docs/trl/en/long_context_training) (published). We predict 501 s.
 #
@@ -563,8 +564,8 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # ## Recap
 #
 # **Memory goes by the tokens on a GPU.** In this simulation each of eight H100s holds 512k tokens of a 7B, and at 1M they share. This
-# makes one sequence's step short, at best without a loss of tokens a second. Softmax adds up by log-sum-exps, so keys can go around a
-# ring. Zigzag gives all ranks equal work.
+# makes one sequence's step short, at as many tokens a second at best. Softmax adds up by log-sum-exps, so keys can
+# go around a ring. Zigzag gives all ranks equal work.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
