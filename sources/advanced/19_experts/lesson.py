@@ -18,7 +18,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 120, and 80 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
+# | 120, and 80 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
 #
 # ## A bet
 #
@@ -531,7 +531,8 @@ print_tokens("EP 16, once per node, is faster than EP 8", SPEEDS, {
 # %% [markdown]
 # **Read it.** With 4,096 tokens, a plain all-to-all takes longer across nodes than the replicas' weights; once per node takes a third of
 # their time. **Where weights hide, stay in the node beyond the tokens printed. Where they do not, take EP 16 with a
-# dispatcher.** Sixteen ranks' load is never below that of eight, and as it rises the limits fall.
+# dispatcher.** If both nodes' tokens choose alike, sixteen ranks' load is
+# no lower than eight's, and as it rises the limits fall.
 #
 # With EP the host waits for counts in every layer, and so asks late for the next weights: tell FSDP what to prefetch, as in the last cell.
 #

@@ -21,7 +21,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 75, and 70 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
+# | 75, and 70 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
 #
 # ## A bet
 #
@@ -340,7 +340,7 @@ pd.DataFrame(found).T
 
 # %% [markdown]
 # **Read it.** Eight bits cost about 5%, whoever shares a scale. Gradients in E5M2 cost more: it has a digit less. With one scale four
-# bits err by nearly the gradient's own size, in blocks of 16 by about a quarter of it.
+# bits err by nearly the gradient's own size, in blocks of 16 by a quarter of it.
 #
 # Now an outlier is *planted* in the input of each `down`, and that tensor alone is rounded. A row of `up` is multiplied, so one channel
 # grows in every token. `down`'s column that reads it is divided: in exact arithmetic the same model.
@@ -505,7 +505,7 @@ for gain in (gain for gain in gains if gain.gpu):
 # %% [markdown]
 # **Read it.** Products in eight bits are twice as fast by the data sheet. A whole step gains 4 to 50%: what is neither product nor gather is no
 # faster, and casts cost time. A scale a tensor gains more than a scale a row, but it also gathers eight bits. NVFP4 gains 28 to 56%
-# over MXFP8 in the dense models, and 3% with experts. The course's planner promises more than was published.
+# over MXFP8 in the dense models, and 3% in one with experts. The course's planner promises more than was published.
 #
 # ## Break it, diagnose it
 #
@@ -556,12 +556,12 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # | what SwiGLU keeps | 8, the product made again | read once, in backward |
 # | sums of products | 32; fewer for a layer's output | cuts add up |
 # | master weights | 32; 16 rounded by chance | small updates are lost |
-# | gradients of weights | 16; DeepSeek-V3: 32 | sums, too |
+# | gradients of weights | 32, as DeepSeek-V3 | sums, too |
 # | moments | 32; 16 in DeepSeek-V3; [8 in blocks](https://arxiv.org/abs/2110.02861) | losses stayed close |
 # | embedding, norms, head, attention's products | 16 and more | sensitive, says DeepSeek |
 #
 # - Among normal numbers E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
-# - From bf16 to 8 bits gave 4 to 50% more tokens a second in the pairs shown. Model states stay as large.
+# - From bf16 to 8 bits gave 4 to 50% more tokens a second in the pairs shown. Only 8-bit moments shrink states.
 # - A scale too small cuts without a NaN: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
@@ -631,7 +631,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #     print(f"{name:<40} {what:<9} off by {one:.1%} with one scale, {rows:.1%} one a row, {blocks:.1%} one for 32")
 # ```
 #
-# Where one scale errs half as much again as blocks do, take rows if they err less, else blocks.
+# Where one scale errs half as much again as blocks, take blocks, or rows that err as little.
 #
 # **3. Convert, with torchao.** Start from fp32 weights, with tokens a batch in multiples of 16.
 #
