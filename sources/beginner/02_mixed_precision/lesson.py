@@ -479,7 +479,7 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 
 # %% [markdown]
 # **Read it.** To compare accuracy, train with `512 10 0 fp32` and `512 10 0 fp16`, then both with seeds 1 to 4. If the mean
-# of the five differences is less than their standard deviation, chance can explain it. A doubled batch makes half as many
+# of the five differences is nearer to 0 than their standard deviation, chance can explain it. A doubled batch makes half as many
 # steps an epoch: tune its learning rate anew.
 
 # %% [markdown]
