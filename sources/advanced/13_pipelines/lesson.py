@@ -322,33 +322,33 @@ print(f"one micro-batch, 32 layers: {format_bytes(one)} of activations (simulate
 # Memory followed the lists. Does time? A process that *sleeps* needs no core, so two cores can stand for four devices. Here each pass only sleeps.
 
 # %%
-NAP = 0.04  # seconds of F, I and W, and half of those of B; where a rank holds two stages, each is half as long
+NAP = 0.03  # seconds of F, I and W, and half of those of B; where a rank holds two stages, each is half as long
 
 
 def naps(actions, stages, owners, inputs, post=Mail):
     run_by_hand(actions, stages, post(owners, inputs[0]), inputs, inputs, [])
 
 
-def measured(rows, execute=naps):
-    """The shortest of five rounds."""
-    return rounds_of(rows, run_ranks(sleep_through, RANKS, execute, rows, MICRO_BATCHES, NAP, 5))[0]
+def measured(rows, execute=naps, rounds=3):
+    """The shortest of a few rounds."""
+    return rounds_of(rows, run_ranks(sleep_through, RANKS, execute, rows, MICRO_BATCHES, NAP, rounds))[0]
 
 
 # %%
-_ = measured(programs["1F1B"])  # the warm-up: the first run of a process loads what it needs
+_ = measured(programs["1F1B"], rounds=1)  # the warm-up: the first run of a process loads what it needs
 ran = {name: measured(rows) for name, rows in programs.items()}
 table = []
 for name, rows in programs.items():
     predicted, step = drawn(rows, NAP).total, ran[name].total
     table.append({"": name, "predicted, s": predicted, "measured, s": step, "measured / predicted": step / predicted})
-display(pd.DataFrame(table).style.format(precision=3).hide().set_caption("a step; measured is the shortest of five rounds"))
+display(pd.DataFrame(table).style.format(precision=3).hide().set_caption("a step; measured is the shortest of three rounds"))
 launch, transfer = launch_and_message(ran["GPipe"])
 print(f"not in the prediction: {1e3 * launch:.1f} ms to start a pass, {1e3 * transfer:.1f} ms for a message (measured, GPipe)")
 
 # %%
 show(draw_orders({"ZB-H1, drawn": Panel(programs["ZB-H1"], drawn(programs["ZB-H1"], NAP)),
                   "ZB-H1, on four ranks": Panel(programs["ZB-H1"], ran["ZB-H1"], Evidence.MEASURED)},
-                 title="ZB-H1: 40 ms for each F, I and W", unit="seconds"),
+                 title="ZB-H1: 30 ms for each F, I and W", unit="seconds"),
      alt="ZB-H1 as drawn, and as four sleeping processes ran it: nearly the same, a little longer.")
 
 # %% [markdown]
@@ -384,7 +384,7 @@ def slow_naps(*given):
 # %%
 slow = {name: measured(programs[name], slow_naps) for name in ("GPipe", "1F1B")}
 show(draw_orders({name: Panel(programs[name], run, Evidence.MEASURED) for name, run in slow.items()},
-                 title="messages of 20 ms, forwards of 40 ms, backwards of 80 ms", unit="seconds"),
+                 title="messages of 15 ms, forwards of 30 ms, backwards of 60 ms", unit="seconds"),
      alt="Two measured schedules: with messages of half a forward, 1F1B waits between its passes and ends later than GPipe.")
 for name, run in slow.items():
     print(f"{name:<5} {drawn(programs[name], NAP, NAP / 2).total:.2f} s (predicted), {run.total:.2f} s (measured)")
