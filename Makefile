@@ -46,7 +46,7 @@ lab: setup  ## Set up, then open JupyterLab on the first notebook
 test: setup  ## Set up, then run every test, notebook, lab and solution
 	@$(RUN) tools/stages.py test
 
-quick: setup  ## What to run before each commit: rules, types, and the tests that start no process
+quick: setup  ## What to run before each commit: rules, types, and the short tests that start no process
 	@$(RUN) tools/stages.py quick
 
 optional: setup  ## Add the optional packages, then run what `make test` skipped without them

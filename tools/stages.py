@@ -5,7 +5,7 @@ one processor busy run side by side. What a stage prints is shown, and kept in b
 end each stage has a line with its seconds, and each that failed its command and its log.
 
 python tools/stages.py test      rules and types first, then tests, then notebooks
-python tools/stages.py quick     rules, types and the tests that start no process
+python tools/stages.py quick     rules, types and the short tests that start no process
 python tools/stages.py optional  what `test` skipped, with the optional packages in .venv
 python tools/stages.py soak      what takes too long for each change
 python tools/stages.py record    what a new device is measured by
@@ -107,7 +107,14 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         SOURCES,
         Stage(
             "quick-tests",
-            (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "--without-processes", "tests"),
+            (
+                *PYTEST,
+                *THREE_AT_A_TIME,
+                "-m",
+                "not slow and not long",
+                "--without-processes",
+                "tests",
+            ),
         ),
     ),
     "optional": (

@@ -15,7 +15,7 @@ from utils.fitting import Recipe, Trials, building, model_config
 from utils.fitting.inputs import micro_batch
 from utils.simulation import simulate
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 CARD = "RTX 4090"
 OPTIMIZERS: Any = bnb.optim
 BASE = Recipe(tokens=128, micro_batch=2, rank=4)

@@ -30,7 +30,7 @@ from utils.fitting.verdict import MARGIN
 from utils.memory.measurement import Measurement
 from utils.simulation import SimulationError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 CARD = "RTX 4090"
 BASE = Recipe(tokens=128, micro_batch=2, rank=4)
 

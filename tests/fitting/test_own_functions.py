@@ -11,7 +11,7 @@ from torch import nn
 from utils.fitting import fit
 from utils.simulation import simulate
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 CARD = "RTX 4090"
 
 

@@ -13,7 +13,7 @@ import transformers as hf
 
 from utils.fitting import program
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 STEPS, ROWS, LENGTH, RATE = 3, 4, 32, 1e-2
 WITHIN = 1e-5  # fp32 sums in another order; a wrong part is off by 1e-3 and more
 

@@ -8,7 +8,7 @@ from utils.fitting import Recipe, Trials, auto_class, model_config, model_names
 from utils.fitting.trials import NOT_TRIED
 from utils.simulation import SimulationError
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 QUICK = (
     "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B", "google/gemma-2-2b", "Qwen/Qwen3-30B-A3B",
     "deepseek-ai/DeepSeek-V2-Lite", "openai/whisper-large-v3", "google/vit-large-patch16-224",

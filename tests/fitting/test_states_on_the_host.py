@@ -19,7 +19,7 @@ from utils.planner.step_time.collectives import bandwidth_in_training
 from utils.simulation import simulate
 from utils.units import Category
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 CARD = "RTX 4090"
 IN_16_BITS = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 BASE = Recipe(method="full", tokens=128, micro_batch=2)

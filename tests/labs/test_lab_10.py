@@ -12,6 +12,8 @@ from utils.lessons.lesson_10 import checks as lab_10
 from utils.lessons.lesson_10.mistakes import known
 from utils.lessons.lesson_10.round import Round
 
+pytestmark = pytest.mark.long
+
 PATIENTS = sorted(WARD)
 
 

@@ -18,6 +18,8 @@ from utils.lessons.lesson_17.mistakes import known
 from utils.lessons.lesson_17.scaling import REPLICATION
 from utils.lessons.lesson_17.stubs import try_script
 
+pytestmark = pytest.mark.long
+
 RIGHT_JOBS = [one for one in known.all if one.of == "repaired_job" and one.is_right]
 
 

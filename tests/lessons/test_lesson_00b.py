@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "notebooks/00b_which_technique.ipynb"
 CARDS = ("T4", "RTX 4090", "A100-80GB")
 LINK = re.compile(r"\]\(([^)#\s]+\.ipynb)#([^)\s]+)\)")
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 
 
 @pytest.fixture(scope="module")

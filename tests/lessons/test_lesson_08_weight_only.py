@@ -41,6 +41,8 @@ from utils.lessons.lesson_08.weight_only import (
     quantize_weights,
 )
 
+pytestmark = pytest.mark.long
+
 METHODS: dict[str, Callable[[Tensor, Inputs], Any]] = {
     "int8": lambda w, x: Int8Weight.of(w),
     "nearest": lambda w, x: round_to_nearest(w, 4, 32),

@@ -24,6 +24,8 @@ from utils.lessons.lesson_18.ring import ring_attention
 from utils.lessons.lesson_18.volumes import told_megabytes
 from utils.models import TransformerConfig
 
+pytestmark = pytest.mark.long
+
 
 def test_seven_billion_at_128k_around_a_ring() -> None:
     found = of_one_rank(

@@ -20,7 +20,7 @@ from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
 from utils.simulation.message_stream import stream
 from utils.units import MIB, Evidence
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 DEVICES = ("cpu", "H100")

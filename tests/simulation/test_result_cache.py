@@ -21,6 +21,8 @@ from utils.simulation.scratch import cuda_scratch
 from utils.simulation.watcher import StorageWatcher
 from utils.techniques import checkpoint_blocks
 
+pytestmark = pytest.mark.long
+
 Make = Callable[[torch.Tensor, torch.Tensor], Any]
 
 

@@ -20,6 +20,7 @@ from utils.techniques import add_lora, quantize_linears
 
 # peft asks transformers by a name that it has begun to retire.
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
     pytest.mark.usefixtures("one_thread", "counting"),
 ]

@@ -15,6 +15,8 @@ from evidence.validation.simulation_published import (
 from evidence.validation.simulation_report import REMARKS, report
 from evidence.validation.simulation_torchtitan import torchtitan_comparisons
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def litgpt() -> list[Comparison]:

@@ -33,7 +33,7 @@ from utils.parallel.dims import ParallelDims
 from utils.simulation import SimulationError, simulate
 from utils.traffic.collectives import Traffic
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 
 REPEATS = 5
 

@@ -14,6 +14,8 @@ from utils.simulation.devices import simulated_device
 from utils.techniques import checkpoint_blocks
 from utils.units import MIB, Evidence
 
+pytestmark = pytest.mark.long
+
 LENGTH = 128
 
 
