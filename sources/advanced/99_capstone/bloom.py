@@ -10,12 +10,12 @@ FILE = Path(__file__).with_name("bloom_micro_batches.csv")
 GLOBAL_BATCH = 2048
 
 
-def noted_micro_batches(what: str = "seconds") -> pd.DataFrame:
-    """Seconds of an iteration, or `memory_gb` (published), by micro-batch and model."""
+def noted_micro_batches() -> pd.DataFrame:
+    """Seconds of an iteration (published), by micro-batch and model."""
     rows = _rows()
     named = zip(rows["model"], rows["gpus"], rows["pp"], strict=True)
     rows["layout"] = [f"{model}, {gpus} A100, PP {pp}" for model, gpus, pp in named]
-    return rows.pivot(index="micro_batch", columns="layout", values=what)
+    return rows.pivot(index="micro_batch", columns="layout", values="seconds")
 
 
 def noted_layouts() -> list[tuple[int, int]]:

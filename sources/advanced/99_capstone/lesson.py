@@ -12,6 +12,7 @@
 # {{badges}}
 #
 # **The question.** Can you answer nine interview questions in half a minute each, and defend every answer with a number?
+# Two habits help: ask of every number what it counts, and look before you cure.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -38,6 +39,7 @@ from utils.catalog import device, link, price
 from utils.labs.faulty_runs import spoiled_run
 from utils.labs.slow_jobs import SlowJob, lesson_job
 from utils.planner import SearchSpace, axis_bytes, framework, plan_name
+from utils.planner.flops import model_flops
 from utils.planner.step_time.kernels import ceiling_flops_per_second, flash_flops_per_second
 from utils.units import Category
 from utils.views.lanes import draw_lanes
@@ -51,7 +53,7 @@ from utils.lessons.lesson_99.sayings import draw_sayings, seven_numbers
 # %% [markdown]
 # ## 1. Seven true numbers, of something else
 #
-# *Predicted* means arithmetic or the course's planner.
+# The first habit. The longer the line, the more its number misleads. *Predicted* means arithmetic or the course's planner.
 
 # %%
 sayings = seven_numbers()
@@ -61,14 +63,14 @@ show(draw_sayings(sayings, title="Seven true numbers, quoted for something else"
 print(f"worst: {worst.name}, off by a factor of {worst.off:.0f}; you bet {my_bet_factor}")
 
 # %% [markdown]
-# **Read it.** The worst, the longest line, counts 2 of the 18 bytes that Megatron-LM holds for a parameter. So ask of every number
-# what it counts.
+# **Read it.** The worst counts 2 of the 18 bytes that Megatron-LM holds for a parameter.
 
 # %% [markdown]
 # ## 2. The questions
 #
-# Speak before you open the answer. What is bold must be said. Each sentence ends with its evidence: 01§3 is lesson 01, section 3. GB is
-# 10^9 bytes, so an A100 of 80 GiB offers 85. Words: [glossary](../00_glossary.ipynb).
+# The second habit. Speak, then open the answer: what is bold must be said. The cell below it gives your number; *Next* is what you are
+# asked then. Each sentence ends with its evidence: 01§3 is lesson 01, section 3. GB is 10^9 bytes, so an A100 of 80 GiB offers 85.
+# Words: [glossary](../00_glossary.ipynb).
 #
 # ### Q1. The components of memory
 #
@@ -84,6 +86,8 @@ print(f"worst: {worst.name}, off by a factor of {worst.off:.0f}; you bet {my_bet
 # *Fails:* you never name the moment of the peak.
 #
 # </details>
+#
+# Behind each bar stands the moment of its peak.
 
 # %%
 def alone(model, sequences, length, gpu="A100-80GB", **choices):
@@ -102,9 +106,9 @@ told = [f"{panel}, {name}: {peak.allocated_bytes / GB:.1f} GB in {peak.phase}" f
 show(draw_peaks(panels, title="OPT-1.3B, one GPU, FSDP2's bf16 policy: the peak and its moment (predicted)"), alt="; ".join(told) + ".")
 
 # %% [markdown]
-# *Next: "At 2 sequences recomputation saves nothing. Is it useless?"* No. The word behind each bar names the moment of the peak. On the
-# left it is the optimizer's step, where PyTorch's default Adam borrows one more fp32 copy of the parameters. `fused=True` borrows none.
-# On the right it is forward: there recomputation saves 24 GB, and fused Adam nothing.
+# *Next: "At 2 sequences recomputation saves nothing. Is it useless?"* No. At 2 the first bar peaks in the optimizer's step, where
+# default Adam borrows one more fp32 copy of the parameters, and `fused=True` none. At 16 it peaks in forward: recomputation saves
+# 24 GB, and fused Adam nothing.
 #
 # ```python
 # optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -121,20 +125,21 @@ show(draw_peaks(panels, title="OPT-1.3B, one GPU, FSDP2's bf16 policy: the peak 
 #
 # **A scaler that skips steps while its scale is too large is healthy** [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). **A scale that falls without end is a fault** [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand").
 # **I find where the first infinity or NaN stands** [Q2](99_capstone.ipynb#Q2.-AMP-turns-to-NaN "record.first"). A module that overflows stays in fp32 [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). bf16 has the
-# range of fp32: if either explodes, I look at the learning rate and the data [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest") [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "fp16, first losses").
+# range of fp32: where fp32 explodes as well, I look at the learning rate and the data [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest") [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "fp16, first losses").
 #
 # *Fails:* you change a setting before you know where the first NaN stands.
 #
 # </details>
 
 # %%
-for record in spoiled_run():  # 16 steps in fp16, from a scale of 2^22; PyTorch's default is 2^16
+spoiled = spoiled_run()
+for record in spoiled:  # 16 steps in fp16, from a scale of 2^22; PyTorch's default is 2^16
     if record.skipped:
         print(f"step {record.step}: skipped at scale 2^{int(record.scale).bit_length() - 1}; first not finite: {record.first} (measured)")
 
 # %% [markdown]
-# *Next: "Five skipped steps in sixteen: healthy?"* Four are: the scale began too large, and only gradients overflow. The fifth is a
-# fault. Its NaN stands in the data, so no precision cures it.
+# *Next: "Five skipped steps in sixteen: healthy?"* Four are: the scale began too large. The fifth is a fault: its NaN stands in the
+# data, and no precision cures it.
 #
 # ```python
 # def watch(name):                                             # "On Monday" of lesson 03 watches gradients, too
@@ -169,6 +174,8 @@ for record in spoiled_run():  # 16 steps in fp16, from a scale of 2^22; PyTorch'
 # *Fails:* you blame the network before you time anything.
 #
 # </details>
+#
+# Which node never waits?
 
 # %%
 workers = 4  # here nodes; each has the batch that one has alone
@@ -185,9 +192,7 @@ show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - s
      alt="Four lanes of one step: nodes 0, 1 and 3 end backward early and wait; node 2 computes to the end and waits for nobody.")
 
 # %% [markdown]
-# In the picture, nodes 0, 1 and 3 wait for node 2. Their profiles show the wait as a slow collective.
-#
-# *Next: "All loaders are slow. Is that a scaling fault?"* No. One node with that loader is as slow, so efficiency stays at 100%.
+# Node 2. *Next: "All loaders are slow. Is that a scaling fault?"* No. One node with that loader is as slow, so efficiency stays at 100%.
 #
 # ```python
 # for _ in range(3):                                           # the first steps are slower
@@ -216,33 +221,35 @@ show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - s
 # *Fails:* you say ZeRO-3 shards activations.
 #
 # </details>
+#
+# The first column decides what fits, the last what it costs to accumulate.
 
 # %%
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="A100-40GB", nodes=1, gpus_per_node=8)
 whole, sharded = Batch(sequences=64, sequence_length=1024), Plan(dp=8, zero_stage=3, framework="fsdp")
-bf16_reduce = replace(amp, name="fsdp, reduces in bf16", reduce_bytes=2)
 schemes = {"DDP, autocast, reduces fp32": replace(sharded, zero_stage=0, framework=replace(amp, name="ddp", bucket_bytes=4))}
 schemes |= {f"DeepSpeed ZeRO-{stage}, reduces bf16": Plan(dp=8, zero_stage=stage, framework="deepspeed") for stage in (1, 2, 3)}
-schemes |= {"FSDP2, reduces bf16": replace(sharded, framework=bf16_reduce), "FSDP2, reduces fp32": sharded}
+schemes |= {"FSDP2, reduces fp32": sharded}
 
 
 def sends(scheme, micro_batch):
     return sum(axis_bytes(small, replace(scheme, micro_batch=micro_batch), whole)[0].values()) / GB
 
 
-rows = {name: {"peak, GB, micro-batch 8": estimate(small, eight, replace(scheme, micro_batch=8), whole).peak.allocated_bytes / GB,
-               "sends, GB, micro-batch 8": sends(scheme, 8), "sends, GB, micro-batch 1": sends(scheme, 1)} for name, scheme in schemes.items()}
-rows["DDP, autocast, reduces fp32"]["peak, GB, micro-batch 8"] += sum(autocast_adds(small, 8 * 1024)) / GB  # autocast keeps more than FSDP2's policy
+rows = {name: {"peak at micro-batch 8 (GB)": estimate(small, eight, replace(scheme, micro_batch=8), whole).peak.allocated_bytes / GB,
+               "sends at micro-batch 8 (GB)": sends(scheme, 8), "sends at micro-batch 1 (GB)": sends(scheme, 1)} for name, scheme in schemes.items()}
+rows["DDP, autocast, reduces fp32"]["peak at micro-batch 8 (GB)"] += sum(autocast_adds(small, 8 * 1024)) / GB  # autocast keeps more than FSDP2's policy
 fp32_gradients = 4 * small.parameter_count / GB  # a ring's rank sends 7/8 of them in a reduction; the loop below saves seven of eight
-once = rows["FSDP2, reduces fp32"] | {"sends, GB, micro-batch 1": sends(sharded, 1) - 7 * 7 / 8 * fp32_gradients}
+once = rows["FSDP2, reduces fp32"] | {"sends at micro-batch 1 (GB)": sends(sharded, 1) - 7 * 7 / 8 * fp32_gradients}
 rows["FSDP2, reduces fp32 once a step"] = once
 print(f"the card offers {eight.device.memory_bytes / GB:.1f} GB; whole fp32 gradients take {fp32_gradients:.1f} GB")
-pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 8 sequences a GPU and step, on 8 GPUs: what a rank holds and sends (predicted)")
+pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 8 sequences of 1,024 a GPU and step, on 8 GPUs: what a rank holds and sends (predicted)")
 
 # %% [markdown]
-# *Next: "Why not stage 3 always?"* With one micro-batch a step, ZeRO-1 and ZeRO-3 send alike. With eight, in the last column, ZeRO-3
-# sends eight times as much. So does FSDP2, unless it reduces once a step, as in the last row and in this loop. Then it keeps whole
-# gradients until the last micro-batch.
+# DDP does not fit; ZeRO-1 is the lowest stage that does.
+#
+# *Next: "Why not stage 3 always?"* With one micro-batch a step, ZeRO-1 and ZeRO-3 send alike. With eight, ZeRO-3 sends eight times
+# as much. So does FSDP2, unless it reduces once a step (last row, and this loop) and keeps whole gradients until then.
 #
 # ```python
 # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -267,6 +274,8 @@ pd.DataFrame(rows).T.style.format(precision=1).set_caption("1.3B, 8 sequences a 
 # *Fails:* you cure before you look.
 #
 # </details>
+#
+# What is large at the peak?
 
 # %%
 run = Batch(sequences=2, sequence_length=8192)
@@ -279,10 +288,12 @@ for name, change in {"recompute the blocks": {"recompute": "full"}, "micro-batch
                      "loss in chunks, recompute": {"loss": "chunked", "recompute": "full"}}.items():
     found = estimate("llama-3.2-1b", one, replace(first.plan, **change), run)
     print(f"{name:<30}{found.peak.needed_bytes / GB:5.1f} GB, {found.step_seconds / first.step_seconds - 1:+.0%} time, {found.verdict} (predicted)")
+logits_again = 2 * run.tokens * first.model.vocabulary * first.model.hidden / model_flops(first.model, run)
+print(f"a loss in chunks by checkpoint computes its logits twice: {logits_again:+.0%} FLOP (predicted); the times above are without that")
 
 # %% [markdown]
-# *Next: "Why did you not simply recompute, or shrink the micro-batch?"* I looked: in the first line, logits and loss are as large as all
-# activations. Alone, neither cure is enough. Loss in chunks with the smaller micro-batch fits, and costs next to no time.
+# *Next: "Why did you not simply recompute, or shrink the micro-batch?"* I looked: logits and loss are as large as all activations.
+# Neither cure is enough alone; loss in chunks with the smaller micro-batch is.
 #
 # ```python
 # print(torch.cuda.memory_allocated() / 1e9)                   # after each step: what grows is kept by your code
@@ -319,8 +330,8 @@ pd.DataFrame({b: {a: faster(a, b) for a in layers} for b in layers}).style.forma
     "times faster than as found, with two layers cured; on the diagonal, with one (simulated)")
 
 # %% [markdown]
-# *Next: "Why not replace the hot GPU first?"* Alone, on the diagonal, it makes the job 1.04 times faster, for sending sets the pace. The
-# network makes it 2.09 times faster. Only then the same GPU counts: both together make 2.70.
+# *Next: "Why not replace the hot GPU first?"* Alone that makes the job 1.04 times faster, for sending sets the pace. A faster network
+# makes it 2.09, fewer collectives 2.08, and both 2.09: one is enough. Then the GPU counts: with the network, 2.70.
 #
 # ```
 # NCCL_DEBUG=INFO torchrun ... 2>&1 | grep "Using network"
@@ -337,11 +348,13 @@ pd.DataFrame({b: {a: faster(a, b) for a in layers} for b in layers}).style.forma
 #
 # **18 bytes times 175B over 32 cards is more than a card has** [15](15_design_studio.ipynb#Test-yourself "half = replace"). The optimizer goes to the host, if that has room [15](15_design_studio.ipynb#Test-yourself "roomy").
 # **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). **The main worry is communication
-# across nodes: 10 Gb/s doubles the time** [15](15_design_studio.ipynb#Test-yourself "lame = replace"). At best 300B tokens take over 600 days [Q7](99_capstone.ipynb#Q7.-Half-of-the-cards "days").
+# across nodes: 10 Gb/s doubles the time** [15](15_design_studio.ipynb#Test-yourself "lame = replace").
 #
 # *Fails:* you never ask about the network.
 #
 # </details>
+#
+# Compare the rows.
 
 # %%
 P_175, four = 175e9, Cluster(gpu="A100-80GB", nodes=4)  # a node sends at eight ports of 200 Gb/s
@@ -360,9 +373,9 @@ for name, plan in ((f"TP {best.plan.tp} x PP {best.plan.pp}, optimizer to host",
 pd.DataFrame(days).T.style.format(precision=0, thousands=",").set_caption("175B on 32 A100: days for 300B tokens, by a node's network (predicted; TCP is given 42% of its rate)")
 
 # %% [markdown]
-# *Next: "Why not ZeRO-3?"* Compare the rows. Over 8 x 200 Gb/s it takes at most 17% longer than the pipeline. Over 10 Gb/s it takes at
-# least ten times as long. TCP's 42% are 60%, which lies among what [NCCL's users saw](https://github.com/NVIDIA/nccl/issues/209),
-# times the planner's calibrated 0.705 for a collective beside training.
+# *Next: "Why not ZeRO-3?"* Over 8 x 200 Gb/s it takes at most 17% longer than the pipeline, over 10 Gb/s at least ten times as long.
+# TCP's 42% is a guess, from what [NCCL's users saw](https://github.com/NVIDIA/nccl/issues/209). With half or twice
+# the rate it is at least seven times.
 #
 # ### Q8. 175B on 64 GPUs
 #
@@ -372,17 +385,18 @@ pd.DataFrame(days).T.style.format(precision=0, thousands=",").set_caption("175B 
 #
 # **TP x PP x DP is the number of GPUs** [15§1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). **TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and
 # recomputes nothing** [15§3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "compare_plans"). TP 4 x PP 16 is predicted to take 7% less time, so I measure both on the first day [Q8](99_capstone.ipynb#Q8.-175B-on-64-GPUs "laid.best"). **At the
-# published MFU 300B tokens take a year, failures included** [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "bill") [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "goodput").
+# published MFU 300B tokens take a year, failures included** [Q8](99_capstone.ipynb#Q8.-175B-on-64-GPUs "promised_days").
 #
 # *Fails:* you put TP across nodes.
 #
 # </details>
+#
+# Each node is one stage.
 
 # %%
 eight_nodes = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=price("A100-80GB", "Lambda").usd_per_gpu_hour)
-b1536 = Batch(sequences=1536, sequence_length=2048)
+b1536, eights = Batch(sequences=1536, sequence_length=2048), Plan(tp=8, pp=8, sequence_parallel=True)
 laid = search("gpt-3-175b", eight_nodes, b1536)
-eights = Plan(tp=8, pp=8, sequence_parallel=True)
 layouts = {"TP 8 x PP 8": estimate("gpt-3-175b", eight_nodes, eights, b1536), "TP 4 x PP 16": laid.best}
 print(f"fastest of {laid.considered:,} plans, replicas included: {plan_name(laid.best)}")
 for name, found in layouts.items():
@@ -395,18 +409,17 @@ show(draw_ranks(layouts["TP 8 x PP 8"], title="175B, TP 8 x PP 8"),
 proven = float(next(row for row in table("korthikanti_table5") if row["model"] == "175B")["mfu_pct_present"]) / 100
 as_run = replace(eights, virtual_stages=3, recompute="selective", attention="unfused")  # how the paper ran it
 again = estimate("gpt-3-175b", eight_nodes, as_run, Batch(sequences=64, sequence_length=2048))
-print(f"TP 8 x PP 8 as it was run, batch 64: MFU {proven:.0%} (published: Korthikanti et al. 2022, Table 5), {again.mfu:.0%} (predicted)")
+print(f"TP 8 x PP 8 as it was run, 3 virtual stages, batch 64: MFU {proven:.0%} (published: Korthikanti et al. 2022, Table 5), {again.mfu:.0%} (predicted)")
 rates = {"TP 8 x PP 8, as published": proven} | {f"{name}, flash attention, batch 1,536": found.mfu for name, found in layouts.items()}
 bill = cost(laid.best, 300e9)  # with failures, and saves of 10 s
+promised_days = bill.days * laid.best.mfu / proven
 for name, mfu in rates.items():
     share = laid.best.mfu / mfu
     print(f"{name}: at MFU {mfu:.0%} {bill.days * share:.0f} days, ${bill.usd * share / 1e6:.2f}M (predicted)")
 
 # %% [markdown]
-# In the picture each node is one stage.
-#
 # *Next: "Your search finds TP 4 x PP 16. Why do you not promise it?"* Its lead is a prediction, and it leaves 7 GB of a card, not 19.
-# TP 8 x PP 8 has been measured, so I promise that run's year. The predictions differ by 22 days: worth a day of measuring both.
+# TP 8 x PP 8 has a published run, of another batch and schedule: I promise the year that its MFU gives.
 #
 # ### Q9. A100 or A10
 #
@@ -421,6 +434,8 @@ for name, mfu in rates.items():
 # *Fails:* you compare hourly prices.
 #
 # </details>
+#
+# The last line is the price at which the verdict turns.
 
 # %%
 slice_of_3d, zero_10 = Plan(tp=4, pp=2, dp=8, sequence_parallel=True), Plan(dp=128, zero_stage=3, micro_batch=4, recompute="full", framework="deepspeed")
@@ -439,17 +454,18 @@ for name, (card, gigabits, plan, claimed) in offers.items():
     print(f"{name}: claimed MFU {claimed:.0%}, {bill.days * slower:.0f} days, ${dollars[name] / 1e3:,.0f}k; "
           f"predicted MFU {found.mfu:.0%}, {bill.days:.0f} days, ${bill.usd / 1e3:,.0f}k (300B tokens)")
 a10s, a100s, hourly = dollars["128 A10, ZeRO-3, 100 Gb/s"], dollars["64 A100, TP 4 x PP 2 x DP 8"], price("A10", "Lambda")
-print(f"A10s win below ${hourly.usd_per_gpu_hour * a100s / a10s:.2f} an hour, and cost ${hourly.usd_per_gpu_hour} ({hourly.provider}, {hourly.as_of})")
+turns_usd = hourly.usd_per_gpu_hour * a100s / a10s
+print(f"at the claimed MFU A10s win below ${turns_usd:.2f} an hour, and cost ${hourly.usd_per_gpu_hour} ({hourly.provider}, {hourly.as_of})")
 
 # %% [markdown]
-# *Next: "When would you take the A10s?"* At less than the last line's price, with 100 Gb/s a node in writing and 38% measured.
+# *Next: "When would you take the A10s?"* Below that price, with 100 Gb/s a node in writing and 38% measured.
 
 # %% [markdown]
 # ## 3. The scenarios
 #
-# <details><summary>Twelve jobs</summary>
+# <details><summary>Twelve jobs, each ending in files to run</summary>
 #
-# | scenario | carried to its end in | file written | lab's case |
+# | scenario | ends in | writes, below `build/` | lab's case |
 # |---|---|---|---|
 # | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script") | `resnet50_amp.py` | `sixteen_gb` |
 # | ResNet to four GPUs | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
@@ -469,7 +485,7 @@ print(f"A10s win below ${hourly.usd_per_gpu_hour * a100s / a10s:.2f} an hour, an
 # %% [markdown]
 # ## 4. Six more sayings
 #
-# The [folklore](../00_folklore.ipynb) has 26. *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8 x PP 8 needs ZeRO-1"*:
+# The first habit again: [folklore](../00_folklore.ipynb), six of 26. *"TP 8 x PP 8 x DP 8 on 64 GPUs"*, and *"each pipeline rank with TP 8 x PP 8 needs ZeRO-1"*:
 
 # %%
 try:
@@ -491,13 +507,12 @@ print(f"TP 8 x PP 8 x DP 1, states on the fullest GPU: {held[0]:.1f} GB with ZeR
 noted = noted_micro_batches().T
 noted.columns = [f"{micro} (s)" for micro in noted.columns]
 noted["lost at 8 (%)"] = 100 * (noted["8 (s)"] / noted.min(axis=1) - 1)
-noted["filled at 8 (GB)"] = noted_micro_batches("memory_gb").loc[8]
-noted["bubble at 8 (%, formula)"] = [100 * bubble_share(stages, 8, gpus // 8 // stages) for gpus, stages in noted_layouts()]
+for micro in (4, 8):
+    noted[f"bubble at {micro} (%, formula)"] = [100 * bubble_share(stages, micro, gpus // 8 // stages) for gpus, stages in noted_layouts()]
 noted.style.format(precision=1).set_caption("one iteration, the second of each run, at micro-batch 1, 2, 4 and 8 (published)")
 
 # %% [markdown]
-# **Verdict.** True up to 2 or 4, false at 8 for all five. The bubble, a pipeline's idle time, is nearly alike in all; those that lose 10%
-# or more fill the card most.
+# **Verdict.** True up to 2 or 4, false at 8 for all five: there the bubble, a pipeline's idle time, is nearly twice that at 4.
 #
 # ### Flash attention's rate
 #
@@ -511,7 +526,7 @@ for generation, card in ((2, "A100-80GB"), (3, "H100"), (2, "H100")):
     print(f"FlashAttention-{generation}: {share:.0%} of an {card}'s peak (predicted{', from its share of an A100' if (generation, card) == (2, 'H100') else ''})")
 
 # %% [markdown]
-# **Verdict.** False here: 50 to 57% on the card that a kernel was written for, and 35% on a newer one. At its best FlashAttention-3
+# **Verdict.** False here: 50 to 57% on the card that a kernel was written for, and 35% on a newer one. At best FlashAttention-3
 # reaches [75%](https://arxiv.org/abs/2407.08608) (published).
 #
 # ### Quantization-aware training, or not
@@ -543,7 +558,7 @@ for stage in (1, 2, 3):
     print(f"ZeRO-{stage}: activations {held[Category.ACTIVATIONS] / GB:.1f} GB, parameters {held[Category.PARAMETERS] / GB:.1f} GB a rank (predicted)")
 
 # %% [markdown]
-# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes that, and four real ranks prove it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest").
+# **Verdict.** False: a rank keeps what its own batch needs. The planner assumes that; four real ranks show it [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest").
 
 # %% [markdown]
 # ## Break it, diagnose it
@@ -558,14 +573,37 @@ print(f"states {marked.peak.state_bytes / GB:.1f} GB, activations {marked.peak.b
 for name, plan in {"ZeRO-3, micro-batch 1": replace(claim, micro_batch=1), "ZeRO-3, micro-batch 2, recomputes": replace(claim, micro_batch=2, recompute="full"),
                    "TP 8 x PP 8": eights}.items():
     found = estimate("gpt-3-175b", eight_nodes, plan, b1536)
-    print(f"{name:<34}{found.peak.needed_bytes / GB:4.0f} GB, {found.step_seconds:.0f} s a step, HFU {found.hfu:.0%}, {found.verdict} (predicted)")
+    print(f"{name:<34}{found.peak.needed_bytes / GB:4.0f} GB, {found.step_seconds:.0f} s a step, MFU {found.mfu:.0%}, {found.verdict} (predicted)")
 
 # %% [markdown]
-# **Diagnose it.** The faults: 600 GB are a fifth of 16 bytes a parameter. Activations are each rank's own. So with micro-batch 8 they
-# overflow the card. The price: to fit, ZeRO-3 must recompute, and then a step takes 15% longer than with TP 8 x PP 8, even on a fast network.
+# **Diagnose it.** First, 600 GB are a fifth of 16 bytes a parameter. Second, ZeRO-3 does not shard activations. Third, so micro-batch 8
+# overflows the card. The price: without recomputation not even micro-batch 1 fits. With it, a step takes 15% longer than with
+# TP 8 x PP 8.
 #
 # ## Recap
 #
+# One number for each question:
+
+# %%
+saved = [panel["as it is"].allocated_bytes - panel["recompute blocks"].allocated_bytes for panel in panels.values()]
+skipped = [record for record in spoiled if record.skipped]
+peak = "peak at micro-batch 8 (GB)"
+nine = {
+    "components": f"recomputation saves {saved[1] / GB:.0f} GB at 16 sequences, {saved[0] / GB:.0f} at 2: another moment (predicted)",
+    "NaN": f"{sum('gradient' in str(record.first) for record in skipped)} of {len(skipped)} skipped steps are the scale's; the last: {skipped[-1].first} (measured)",
+    "slow scaling": f"one node of {workers}, 1.4 times slower, leaves {one_node / traces['one node 1.4 times slower'].step_seconds:.0%} (simulated)",
+    "ZeRO-3 or FSDP": f"DDP takes {rows['DDP, autocast, reduces fp32'][peak]:.0f} GB of {eight.device.memory_bytes / GB:.0f}, "
+                      f"ZeRO-1 {rows['DeepSpeed ZeRO-1, reduces bf16'][peak]:.0f}: the lowest stage that fits (predicted)",
+    "out of memory": f"logits and loss: {first.peak.bytes_by_category[Category.LOGITS_AND_LOSS] / GB:.0f} of {first.peak.needed_bytes / GB:.0f} GB at the peak (predicted)",
+    "eight nodes": f"{faster('network'):.2f} times faster by the network, {faster('hardware'):.2f} by the hot GPU (simulated)",
+    "half of the cards": f"{18 * P_175 / 32 / GB:.0f} GB of states for a card of {four.device.memory_bytes / GB:.0f} (predicted)",
+    "175B": f"{promised_days:.0f} days at the published MFU of {proven:.0%} (predicted)",
+    "A100 or A10": f"at the claimed MFU A10s win below ${turns_usd:.2f} an hour, and cost ${hourly.usd_per_gpu_hour} (predicted)",
+}
+for place, (question, number) in enumerate(nine.items(), start=1):
+    print(f"Q{place} {question:<18}{number}")
+
+# %% [markdown]
 # - Ask of every number what it counts.
 # - Look before you cure: for the moment of the peak, the first NaN, the rank that waits least.
 # - Sit the [lab](../../labs/advanced/99_capstone.ipynb), then open its [solution](../../solutions/advanced/99_capstone.ipynb).
@@ -578,8 +616,8 @@ for name, plan in {"ZeRO-3, micro-batch 1": replace(claim, micro_batch=1), "ZeRO
 # ```python
 # trained = sum(p.numel() for p in model.parameters() if p.requires_grad)   # before the model is sharded
 # frozen = [p for p in model.parameters() if not p.requires_grad]           # LoRA's base: no gradients, no moments
-# held = 16 * trained + sum(p.numel() * p.element_size() for p in frozen)   # 16 is Adam on fp32 weights; on bf16 weights with fp32
-#                                                          # gradients put 18, all in bf16 8
+# held = 16 * trained + sum(p.numel() * p.element_size() for p in frozen)   # 16 is Adam on fp32 weights; put 18 for bf16 weights with
+#                                                          # fp32 masters and gradients, 8 for all in bf16
 # states_gb = held / cards_that_share / 1e9                # DDP: 1. ZeRO-3, FSDP: all cards. TP x PP: tp * pp. ZeRO-1, 2 share only a part
 # flops = 6 * trained + 4 * sum(p.numel() for p in frozen) # a token, without attention. 4-bit: numel() counts bytes, so put 8 for 4
 # mfu = flops * tokens_per_second_per_card / peak_flops    # the data sheet's dense peak; of a mixture, count the active experts alone
