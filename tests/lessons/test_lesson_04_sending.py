@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from utils import resnet
+from utils.lessons.lesson_04.figures import draw_ring
 from utils.lessons.lesson_04.sending import Bucket, buckets_of, timetable
 from utils.units import MIB
 
@@ -38,3 +39,18 @@ def test_on_a_slow_link_buckets_queue():
 def test_a_ring_sends_more_with_more_ranks(ranks: int, factor: float):
     ((start, end),) = timetable([Bucket(100, 0.0)], 1.0, ranks, 100.0)
     assert end - start == pytest.approx(factor)
+
+
+def test_the_drawn_ring_sums_every_share_and_brings_it_to_all():
+    (axes,) = draw_ring().axes
+    boxes = [
+        (*text.get_position(), text.get_text()) for text in axes.texts if ":" in text.get_text()
+    ]
+    for hop in range(7):
+        passed = sorted(said for x, _, said in boxes if x == hop)
+        assert [said[0] for said in passed] == list("ABCD"), "each share is with one rank"
+        ranks = {len(said.partition(": ")[2].split("+")) for said in passed if "sum" not in said}
+        assert ranks == ({hop + 1} if hop < 3 else set()), "a hop adds one rank's part"
+    for rank in range(4):
+        sums = {said for _, y, said in boxes if y == -rank and "sum" in said}
+        assert len(sums) == 4, "a rank ends with all sums"

@@ -16,7 +16,7 @@ from utils.views.style import LOOKS, course_style, print_evidence
 
 from .sending import Bucket, timetable
 
-__all__ = ["draw_apart", "draw_buckets", "draw_step"]
+__all__ = ["draw_apart", "draw_buckets", "draw_holders", "draw_ring"]
 
 RANKS = 4
 LONG, SHARE = 1.9, 0.475  # of a bar: a whole copy, and a quarter of it
@@ -40,17 +40,23 @@ SMALLEST = 1e-16  # of the logarithmic part of an axis that has a 0
 LINES = ("-", "--", ":", "-.")
 
 
-def draw_step(images: int) -> Figure:
-    """Who holds what, in one process and on four ranks; below, all four shares on their way in a ring.
+def draw_holders(images: int) -> Figure:
+    """Who holds what, in one process and on four ranks.
 
     Args:
         images: of the whole batch.
     """
     with course_style():
-        figure = Figure(figsize=(9, 6.8), layout="constrained")
-        above, below = figure.subplots(2, 1, height_ratios=(1.0, 0.9))
-        _draw_holders(above, images)
-        _draw_ring(below)
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        _draw_holders(figure.add_subplot(), images)
+    return figure
+
+
+def draw_ring() -> Figure:
+    """All four shares of an all-reduce on their way in a ring."""
+    with course_style():
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        _draw_ring(figure.add_subplot())
     return figure
 
 

@@ -141,7 +141,7 @@ def _profiled(step: Callable[[], None], bucket_bytes: list[int]) -> Backward:
 def in_turns(
     seconds_of: Callable[[Callable[[], object]], float],
     parts: Mapping[str, Callable[[], object]],
-    rounds: int = 5,
+    rounds: int = 15,
 ) -> dict[str, float]:
     """The fastest seconds of each part, on this rank. All ranks begin together.
 

@@ -40,6 +40,7 @@ __all__ = [
     "table_of",
 ]
 
+NAMES = {Category.COMMUNICATION: "DDP's buckets"}  # here nothing else communicates
 Step = Callable[[Tensor, Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]
 
@@ -169,7 +170,7 @@ def _row(name: str, first: Report) -> dict[str, str | int]:
         "way": name,
         "peak, MiB": f"{first.memory.peak_bytes / MIB:.2f}",
         **parts,
-        "where backward ends": f"{_where_backward_ends(first.memory) / MIB:.2f}",
+        "where backward ends, MiB": f"{_where_backward_ends(first.memory) / MIB:.2f}",
         "calls a step": sum(row.calls for row in first.sent.rows),
     }
 
@@ -190,5 +191,5 @@ def _parts(memory: Measurement) -> dict[str, int]:
         Category.COMMUNICATION,
         Category.ACTIVATIONS,
     )
-    found = {str(category): memory.breakdown[category] for category in shown}
+    found = {NAMES.get(category, str(category)): memory.breakdown[category] for category in shown}
     return found | {"rest": memory.peak_bytes - sum(found.values())}
