@@ -224,7 +224,6 @@ def my_part(dims, model, zero_stage=1, mixed=False):
     return model, mesh
 
 
-
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
     positions = local_positions(dims, mesh.get_rank(), length)
     if dims.pp == 1:
@@ -564,7 +563,7 @@ for name, scheme in SCHEMES.items():
     sent = (2 * gathers + 4 * rounds) * (ring - 1) / ring
     print(f"{name:25} {sent:4.1f} bytes a parameter leave a node, {ONE.parameter_count * sent / rate:3.0f} s a step (predicted)")
 read, half = 4 * 8 * TOKENS, one_gpu.device.peak_flops_per_second("bf16") / 2
-print(f"at {rate / slow.network_bytes_per_second:.0%} of 1.25 GB/s, Ethernet's share beside training; computing 4 x 8 x {TOKENS} tokens a GPU, recomputed, takes "
+print(f"at {rate / slow.network_bytes_per_second:.0%} of 1.25 GB/s, as collectives reach on Ethernet beside training; computing 4 x 8 x {TOKENS} tokens a GPU, recomputed, takes "
       f"{8 * ONE.parameter_count * read / half:.0f} s at half the peak; 64 GPUs read {64 * read / 1e6:.1f} million tokens a step (predicted)")
 
 # %% [markdown]
