@@ -88,8 +88,10 @@ show(draw_groups(in_3d, title="TP 4 x PP 8 x DP 2 on eight nodes, and what a ran
      "shard lie inside a node. Every GPU sends down to the same place in the next node, and gradients come back up.")
 
 # %% [markdown]
-# Nearly all goes over *tp*, inside nodes; *pp* alone leaves them. A rank is a point in a box with a side for each axis: the *mesh*. A collective runs in a *group*, ranks that
-# differ in one coordinate alone. The groups of eight ranks, the last axis numbered fastest:
+# Nearly all goes over *tp*, inside nodes; *pp* alone leaves them.
+#
+# A rank is a point in a box with a side for each axis: the *mesh*. A collective runs in a *group*, ranks that differ in
+# one coordinate alone. The groups of eight ranks, the last axis numbered fastest:
 
 # %% tags=["nbval-check-output"]
 DIMS = ParallelDims(pp=2, shard=2, tp=2)
@@ -135,7 +137,7 @@ print("4 x 8 x 2, share of the peak:", ", ".join(f"{layout(n, 4, 8, 2).mfu:.0%} 
 # four stages fit, costs more than these waits. **So here, by the planner: as few slices as fit, then as few
 # stages, without recomputation.**
 #
-# 65% is high: 1536 sequences hide the bubble. At 64 it is 54%; [Korthikanti and
+# 65% of the peak is high: 1536 sequences hide the bubble. At 64 it is 54%; [Korthikanti and
 # others](https://arxiv.org/abs/2205.05198) published 51.4% for 175 billion parameters at 64 on 64 such GPUs, a run that the
 # planner was set on.
 #
@@ -549,7 +551,7 @@ for n in (8, 16, 32):
 # %% [markdown]
 # **Read it.** No: the **logits** fill the card, and FSDP does not share those out. Take smaller
 # micro-batches, or the loss in chunks ([lesson 05](../intermediate/05_checkpointing.ipynb)). Data parallelism is enough;
-# its schemes differ in what they send. HSDP (hybrid) shards states inside nodes; gradients alone go between.
+# its schemes send different amounts. HSDP (hybrid) shards states inside nodes; gradients alone go between.
 # Micro-batches of 8 over 10 GbE:
 
 # %% jupyter={"source_hidden": true}
@@ -574,7 +576,7 @@ print(f"at {rate / slow.network_bytes_per_second:.0%} of 1.25 GB/s, as collectiv
 #
 # ## Recap
 #
-# TP 4 x PP 8 x DP 2: as few slices as fit, then as few stages.
+# The planner's choice is TP 4 x PP 8 x DP 2: as few slices as fit, then as few stages.
 #
 # 1. *Losses stay those of one process* if four sums are right: compare loss *and* norm.
 # 2. *Every stage fits* if stage 0 does, under 1F1B with equal stages.
@@ -586,7 +588,7 @@ print(f"at {rate / slow.network_bytes_per_second:.0%} of 1.25 GB/s, as collectiv
 #
 # <details><summary>Answer</summary>
 #
-# A replica has 8 micro-batches; stages fill and empty in 7 more turns: 7 / (8 + 7), almost half.
+# A replica has 8 micro-batches; stages fill and empty in 7 more turns: 7 / (8 + 7), or 47%.
 #
 # </details>
 #
