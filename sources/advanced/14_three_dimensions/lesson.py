@@ -11,11 +11,15 @@
 #
 # {{badges}}
 #
-# **The question.** 64 GPUs, and a model that fits none of them. How do tensor, pipeline and data parallelism share it, so
-# that its losses stay those of one process, every stage fits, and few bytes leave the nodes?
+# **The question.** 64 GPUs on 8 nodes, and a model that fits none of them. How do tensor, pipeline and data parallelism
+# share it, so that
 #
-# **Promise.** You choose a layout for 100 billion parameters, compose its axes on eight processes, plant three usual
-# bugs, and check memory and traffic on simulated ranks.
+# 1. its losses stay those of one process (sections 2 and 3),
+# 2. every stage fits its GPU (section 4),
+# 3. few bytes leave the nodes (section 5)?
+#
+# **Promise.** You weigh layouts, compose the axes on eight processes, plant three usual bugs, and simulate memory and
+# traffic.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,7 +27,7 @@
 #
 # ## A bet
 #
-# Of all bytes that 64 GPUs on 8 nodes send, how many percent leave their node if the axes lie well, and if badly?
+# Of all bytes sent, how many percent leave their node if the axes lie well, and if badly?
 
 # %%
 my_bet_percent_well, my_bet_percent_badly = 20, 50
@@ -61,8 +65,15 @@ from utils.lessons.lesson_14.tables import layout_table
 # %% [markdown]
 # ## 1. One rank, three coordinates
 #
-# Tensor parallelism (TP) cuts each matrix into *slices*. Pipeline parallelism (PP) deals layers to *stages*. Data
-# parallelism (DP) gives each *replica* of the model its own rows of the batch ([glossary](../00_glossary.ipynb)):
+# Each parallelism is an *axis*, with a name in the code ([glossary](../00_glossary.ipynb)):
+#
+# | parallelism | axis | divides | into |
+# |---|---|---|---|
+# | tensor (TP) | `tp` | each matrix | slices |
+# | pipeline (PP) | `pp` | the layers | stages |
+# | data (DP) | `shard` | the batch's rows; under ZeRO-1 also optimizer states | replicas |
+#
+# Here each node holds one stage. Look which axis sends most, and whose arrows leave a node:
 
 # %%
 HUNDRED = ModelShape(name="100B", family="llama", layers=80, hidden=10_240, heads=80, feedforward=27_648,
@@ -77,16 +88,10 @@ show(draw_groups(in_3d, title="TP 4 x PP 8 x DP 2 on eight nodes, and what a ran
      "shard lie inside a node. Every GPU sends down to the same place in the next node, and gradients come back up.")
 
 # %% [markdown]
-# A rank is a point in a box with three sides, the axes of the *mesh*. A collective runs in a *group*: ranks that
-# differ in one coordinate alone.
+# Nearly all goes over *tp*, inside nodes; *pp* alone leaves them.
 #
-# | axis in the code | a place along it | what is divided |
-# |---|---|---|
-# | `pp` | stage | layers |
-# | `shard` | replica | the batch, and by ZeRO-1 the optimizer's states; DP in titles, `dp` in the planner |
-# | `tp` | TP rank | matrices |
-#
-# Eight ranks; the last axis is numbered fastest:
+# A rank is a point in a box with a side for each axis: the *mesh*. A collective runs in a *group*, ranks that differ in
+# one coordinate alone. The groups of eight ranks, the last axis numbered fastest:
 
 # %% tags=["nbval-check-output"]
 DIMS = ParallelDims(pp=2, shard=2, tp=2)
@@ -105,39 +110,55 @@ check("14.same_rows", same_rows)
 # %% [markdown]
 # ### Why 4 x 8 x 2
 #
-# Twelve layouts; PP 1 is FSDP, ZeRO-3, the rest ZeRO-1. "Full" recomputation runs each forward pass twice. *For the
-# pipeline* a stage waits while stages fill and empty (the *bubble*), and for sends.
+# Nine layouts. One stage means FSDP (ZeRO-3), more mean ZeRO-1. Look at verdicts first, then at waits. *For the
+# pipeline* means sends and the *bubble*, while stages fill and empty.
 
 # %%
-def layout(sequences, tp, pp, dp, recompute="none", rows=1):
+def layout(sequences, tp, pp, dp, recompute="none", rows=1, ports=1.0):
     each = min(rows, sequences // dp)  # sequences of a micro-batch: no more than a replica has
     plan = replace(three, tp=tp, pp=pp, dp=dp, recompute=recompute, micro_batch=each,
                    sequence_parallel=tp > 1, zero_stage=1 if pp > 1 else 3)
-    return estimate(HUNDRED, cluster, plan, replace(batch, sequences=sequences))
+    nodes = replace(cluster, network_bytes_per_second=cluster.network_bytes_per_second * ports)
+    return estimate(HUNDRED, nodes, plan, replace(batch, sequences=sequences))
 
 
-LAYOUTS = [(8, 8, 1), (8, 4, 2), (4, 16, 1), (4, 8, 2), (4, 4, 4), (4, 4, 4, "full"), (2, 16, 2), (2, 8, 4, "full"),
-           (1, 1, 64), (1, 1, 64, "full"), (1, 1, 64, "full", 6), (2, 1, 32, "full", 12)]
-found = {n: [layout(n, *sizes) for sizes in LAYOUTS] for n in (1536, 768, 64)}
-display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB; but for the last two columns, at 1536 sequences (predicted)"))
-late = {n: layout(n, 1, 1, 64, "full", 6).step_seconds / layout(n, 4, 8, 2).step_seconds for n in found}
-print(f"4 x 8 x 2 reaches {in_3d.mfu:.0%} of the GPUs' peak. FSDP, up to six sequences a micro-batch, takes",
-      *(f"{times:.2f} times as long at {n}," for n, times in late.items()), "(predicted)")
+LAYOUTS = [(8, 8, 1), (8, 4, 2), (4, 16, 1), (4, 8, 2), (4, 4, 4), (4, 4, 4, "full"), (2, 16, 2),
+           (1, 1, 64, "full"), (1, 1, 64, "full", 6)]
+found = {n: [layout(n, *sizes) for sizes in LAYOUTS] for n in (1536, 64)}
+display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB; but for the last column, at 1536 sequences (predicted)"))
+print("4 x 8 x 2, share of the peak:", ", ".join(f"{layout(n, 4, 8, 2).mfu:.0%} at {n} sequences" for n in found), "(predicted)")
 
 # %% [markdown]
-# **Read it.** Of the rows that fit, 4 x 8 x 2 is the fastest, at other batches too. TP 8 waits 2.4 times as long for
-# collectives: a group passes twice the tokens or layers, round a longer ring. Under ZeRO-1 without recomputation, fewer
-# slices or stages do not fit; 2 x 16 x 2, 3% faster, lacks 2.9 GiB (section 4 looks again). Full recomputation costs more
-# than it gains; partial has no row. **Here: as few slices as fit, then as few stages, without recomputation.**
+# **Read it.** *What fits.* Without recomputation TP 4 needs eight stages, and TP 2 with sixteen lacks 2.9 GiB (section 4
+# looks again).
 #
-# FSDP must recompute. With six sequences a micro-batch it waits 9.2 s, not 54.9, and takes 1.13 times as long as
-# 4 x 8 x 2. Seconds may be 0.9 to 1.15 times the planner's ([lesson 15](15_design_studio.ipynb)): **these two are not told
-# apart.** 65% is high: [Korthikanti and others](https://arxiv.org/abs/2205.05198), counting attention as the planner does,
-# reached 54.2% with 530 billion parameters on 2,240 GPUs.
+# *What it costs.* TP 8 fits too, but waits 2.4 times as long for collectives: a group passes twice the tokens (8 x 8 x 1)
+# or layers (8 x 4 x 2), round a longer ring. Sixteen stages wait longer for the pipeline. Full recomputation, by which
+# four stages fit, costs more than these waits. **So here, by the planner: as few slices as fit, then as few
+# stages, without recomputation.**
+#
+# 65% of the peak is high: 1536 sequences hide the bubble. At 64 it is 54%; [Korthikanti and
+# others](https://arxiv.org/abs/2205.05198) published 51.4% for 175 billion parameters at 64 on 64 such GPUs, a run that the
+# planner was set on.
+#
+# FSDP, recomputed, fits too; with six sequences a micro-batch it waits 9.2 s, not 54.9. Whether it will do hangs on the
+# ports between nodes:
+
+# %%
+for ports in (2, 1, 1 / 2, 1 / 4):
+    rivals = {n: [layout(n, *sizes, ports=ports).step_seconds for sizes in ((1, 1, 64, "full", 6), (4, 8, 2))] for n in found}
+    said = (f"{n} sequences: FSDP {a:5.1f} s, 4 x 8 x 2 {b:5.1f} s, {a / b:.2f} times;" for n, (a, b) in rivals.items())
+    print(f"ports of {ports * cluster.network_bytes_per_second_per_gpu / GB:5.2f} GB/s a GPU.", *said, "(predicted)")
+
+# %% [markdown]
+# **Read it.** 4 x 8 x 2 hardly notices slower ports; FSDP does, most with 64 sequences, one a micro-batch. Of the runs
+# that the planner was set on, 80% took 0.9 to 1.15 times its seconds ([lesson 15](15_design_studio.ipynb)), so 1.13 times
+# tells no layouts apart, not even TP 8 from TP 4; 3.39 does. **FSDP will do where ports are fast and batches large.**
+# Elsewhere, compose.
 #
 # ## 2. Compose
 #
-# The reference: one process, in float64, so that a wrong sum cannot hide in rounding.
+# The first condition: the losses of one process. It runs in float64, so that a wrong sum cannot hide in rounding.
 
 # %%
 TINY = TransformerConfig(vocabulary=128, hidden=64, layers=4, heads=4, feedforward=192)
@@ -178,16 +199,16 @@ alone, norms_alone = one_process(STEPS)
 print("losses:", *(f"{loss:.6f}" for loss in alone), f"({Evidence.MEASURED})")
 
 # %% [markdown]
-# A rank cuts away the layers of other stages, then splits matrices, then shards what is left:
-# FSDP2 must see the slices. `parallelize_module` is told how to split each layer of a block:
+# A rank cuts away the layers of other stages, splits matrices, then shards what is left: FSDP2 must see the slices.
+# `parallelize_module` is told how to split each layer of a block:
 
 # %%
 for name, style in block_styles(sequence=True).items():
     print(f"{name:18} {type(style).__name__}")
 
 # %% [markdown]
-# Column-parallel: each TP rank has some of a matrix's outputs; row-parallel: some of its inputs. Norms,
-# which stand before column-parallel ones, see a part of each sequence (sequence parallelism, SP).
+# Column-parallel: each TP rank has some of a matrix's outputs; row-parallel: some of its inputs. Norms
+# see a part of each sequence (sequence parallelism, SP).
 #
 # `apply_fsdp` makes ZeRO-1 of FSDP2: parameters stay gathered between micro-batches, gradients are reduced once.
 
@@ -205,15 +226,11 @@ def my_part(dims, model, zero_stage=1, mixed=False):
     return model, mesh
 
 
-# %% [markdown]
-# Told the shape that a stage sends, the schedule need not find it out:
-
-# %%
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
     positions = local_positions(dims, mesh.get_rank(), length)
     if dims.pp == 1:
         return accumulated_passes(part, micro_batch, positions, reduce_on_last_micro_batch(mesh, zero_stage=zero_stage))
-    shape = (micro_batch, len(positions) // dims.tp, part.config.hidden)
+    shape = (micro_batch, len(positions) // dims.tp, part.config.hidden)  # what a stage sends; the schedule need not find out
     # PyTorch's PipelineStage and Schedule1F1B:
     return pipeline_passes([part], mesh, positions, torch.empty(shape, dtype=dtype, device="meta"),
                            chunks=dims.pp, schedule="1F1B", micro_batches=micro_batches)
@@ -232,8 +249,6 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 # | the square of the norm | pp, shard, tp | all ranks scale alike; a *copy* counts once |
 #
 # A norm layer's weights are copies on every TP rank, and each sees other tokens: FSDP2 adds up their gradients over tp.
-#
-# `placements` says whether an axis holds parts of a gradient or copies.
 
 # %%
 def my_clip(part, mesh, limit, axes=("pp", "shard", "tp"), counted_elsewhere=()):
@@ -242,6 +257,7 @@ def my_clip(part, mesh, limit, axes=("pp", "shard", "tp"), counted_elsewhere=())
     for p in part.parameters():
         if any(p is other for other in counted_elsewhere):
             continue
+        # `placements` says of each axis whether its ranks hold parts of the gradient or copies.
         copied = [axis for axis, lies in zip(("shard", "tp"), p.grad.placements, strict=True) if lies.is_replicate()]
         if all(mesh.get_local_rank(axis) == 0 for axis in copied):  # of copies, the first one counts
             square += p.grad.to_local().square().sum()
@@ -252,15 +268,14 @@ def my_clip(part, mesh, limit, axes=("pp", "shard", "tp"), counted_elsewhere=())
 
 # %% [markdown]
 # The loss is a sum over tokens, divided by the number of all. FSDP2 takes the *mean* of gradients over
-# replicas, where the sum is due: each rank multiplies by replicas / all tokens. Other `read`,
-# `clipped` and `after_backward` plant section 3's bugs.
+# replicas, where the sum is due: each rank multiplies by replicas / all tokens.
 
 # %%
 def my_rows(dims, step):
     return local_rows(dims, dist.get_rank(), *tokens(step))
 
 
-def train(dims, steps, read=my_rows, clipped=my_clip, after_backward=None, model=whole_model):
+def train(dims, steps, read=my_rows, clipped=my_clip, after_backward=None, model=whole_model):  # section 3 plants other ones
     part, mesh = my_part(dims, model())
     passes = my_passes(part, mesh, dims, ROWS // dims.data_ranks // MICRO_BATCHES, MICRO_BATCHES, LENGTH, torch.float64)
     optimizer, losses, norms, replicas = adamw([part], RATE), [], [], mesh["shard"].size()
@@ -291,13 +306,13 @@ for number, name, right in ((0, "losses", alone), (1, "norms", norms_alone)):
 #
 # ## 3. The usual bugs
 #
-# All three run without error.
+# Three bugs break this, and run without error:
 #
 # 1. **The norm of one stage.** PyTorch's own `clip_grad_norm_` adds up over `shard` and `tp`. It knows no stages: each
-#    scales its gradients by a norm of its own.
+#    clips by a norm of its own.
 # 2. **Other rows within a TP group.** A sampler seeded by the place along `tp` gives two TP ranks different rows.
-# 3. **Tied embeddings, not tied across stages.** Embedding and head are one matrix. The first and the last stage have a
-#    copy each, with a part of the gradient.
+# 3. **Tied embeddings, not tied across stages.** Embedding and head are one matrix. The first and the last stage have
+#    copies, each with a part of the gradient.
 
 # %%
 def clip_by_stage(part, mesh, limit):
@@ -331,7 +346,7 @@ def clip_tied(part, mesh, limit):
 
 
 # %% [markdown]
-# **Predict**: which bug shows in the losses, which in the norm, which at the first step?
+# **Predict**: which bug shows in the first loss, which in the norm, which gives ranks different norms?
 
 # %%
 def tied_model():
@@ -361,12 +376,10 @@ pairs = [pair for rank in bugs for found, right in zip(rank["tied, right"], tied
 assert all(abs(a / b - 1) < 1e-9 for a, b in pairs), "tied, right: the copies are not one matrix; who adds up, and who is counted?"
 
 # %% [markdown]
-# **Read it.** Other rows change the first loss. The other bugs spoil *gradients*, which the norm shows at once, and the
-# loss a step later. Bug 1 alone gives two stages two norms. **Log the norm on every stage, and
-# compare loss and norm of a small model's first steps with one process.**
-#
-# At step 2, bug 1 hardly changes the loss: AdamW's first update divides a gradient by its own size, so any factor
-# cancels. Two steps do not show what later factors do.
+# **Read it.** Only other rows change the first loss. The norm shows every bug at once, and bug 1 alone gives two stages
+# two norms. Two bugs hardly change even the second loss: they only scale gradients, and AdamW's first update divides each
+# by its own size. **Log the norm on every stage, and compare loss *and* norm of a small model's first steps with one
+# process.**
 #
 # **Question.** SGD, TP 4 x PP 4, no clipping. The first loss is that of one process, the third is not. All ranks log one
 # norm, 3% too low. With PP 1 all is well. Which bug is it: 1, 2 or 3?
@@ -378,9 +391,8 @@ check("14.which_bug", which_bug)
 # %% [markdown]
 # ## 4. Real size: the memory of every stage
 #
-# The planner's memory is a formula. A simulation does without: a rank runs its whole program on tensors without
-# data. First 175 billion by TP 8 x PP 8
-# ([Korthikanti and others](https://arxiv.org/abs/2205.05198)); both columns are the course's:
+# The second condition: every stage fits. So far the planner's formula says so. A simulation does without: a rank
+# runs its whole program on tensors without data. First Korthikanti's 175 billion on TP 8 x PP 8:
 
 # %%
 LARGE, TOKENS = model_shape("megatron-175b"), 2048
@@ -396,7 +408,7 @@ for name, size, expected in (("states", states, first.state_bytes), ("activation
 # %% [markdown]
 # ### The layout of section 1: 100 billion
 #
-# `my_part` and `my_passes` build its ranks on stages 0, 1 and 7, then stage 0 of 2 x 16 x 2:
+# `my_part` and `my_passes` at full size, on stages 0, 1 and 7, then on stage 0 of 2 x 16 x 2:
 
 # %%
 def at_size(shape, dims, rank, micro_batches, zero_stage=1):
@@ -414,36 +426,30 @@ for stage, run in ours.items():
 slim = layout(1536, 2, 16, 2)
 stage_0, tensors = slim.stages[0], at_size(HUNDRED, slim.plan.dims, 0, 17).peak_bytes  # of 16 stages: 16 in flight
 print(f"2 x 16 x 2, stage 0: tensors {tensors / GIB:.1f} GiB (simulated), {stage_0.allocated_bytes / GIB:.1f} (predicted); with context "
-      f"{(tensors + stage_0.context_bytes) / GIB:.1f}, with gaps {(tensors + stage_0.device_bytes - stage_0.allocated_bytes) / GIB:.1f}, of "
-      f"{cluster.device.memory_bytes / GIB:.1f} (gaps and context predicted)")
+      f"{(tensors + stage_0.context_bytes) / GIB:.1f} of {cluster.device.memory_bytes / GIB:.1f} (context predicted)")
 
 # %% jupyter={"source_hidden": true}
 for times in (1, 2, 8):
     wide = estimate(replace(HUNDRED, vocabulary=times * HUNDRED.vocabulary), cluster, three, batch).stages
     print(f"vocabulary x {times}: stage 0 needs {wide[0].needed_bytes / GIB:.1f} GiB, stage 7 {wide[7].needed_bytes / GIB:.1f} (predicted)")
-a_parameter = in_3d.stages[0].state_bytes / in_3d.stages[0].parameters
-show(draw_stage_memory(in_3d, title=f"100B, TP 4 x PP 8 x DP 2: one GPU of each stage; {a_parameter:.0f} bytes\na parameter "
-                       "besides activations (diamonds: no workspaces)",
+show(draw_stage_memory(in_3d, title="100B, TP 4 x PP 8 x DP 2: one GPU of each stage at its\nfullest moment (diamonds: no workspaces)",
                        simulated={stage: run.peak_bytes for stage, run in ours.items()}),
      alt="Stacked bars of memory for 8 stages, all below the 80 GB card. Activations shrink from stage 0 to 5; on stages 6 and 7 "
      "temporaries stand in their place. Diamonds for stages 0, 1 and 7 lie below the top of the tensors.")
 
 # %% [markdown]
 # **Read it.** Of $p$ stages, stage $i$ has $p - i$ micro-batches *in flight*: their activations wait for
-# backward. So **stage 0 decides whether the plan fits**. The last stage has the logits, but a TP rank a quarter of them:
-# with eight times the vocabulary, stage 0 stays fullest. On stages 0 and 1 the planner lies less than 4% above the
-# program, on stage 7 8%: it counts the optimizer's temporaries beside full gradients, which FSDP2 frees
-# before that step.
+# backward. So **stage 0 decides whether the plan fits**. The last stage has the logits, yet with eight
+# times the vocabulary stage 0 stays fullest.
 #
-# 2 x 16 x 2 hangs on such a difference: it would fit, but for the allocator's gaps.
-#
-# The bytes a parameter: bf16 weights 2, fp32 gradients 4, and half of fp32 weights (4) and Adam's moments (8). In the
-# picture, parameters are both kinds of weights.
+# For stages 6 and 7 the planner finds the optimizer's step fullest, with its temporaries (grey). It counts whole
+# gradients there, where FSDP2 has shards left, and lies 8% above the program on stage 7; elsewhere 2% to 5%. By
+# the program, 2 x 16 x 2 has 0.8 GiB to spare for gaps between the allocator's blocks: too little to plan on.
 #
 # ## 5. The bytes on every link
 #
-# The rank of stage 1 has also counted its collectives, with what it puts in, all calls together. In a ring of n, an
-# all-gather passes each part on to all, so a rank sends n - 1 times its own; a reduce-scatter sends (n - 1)/n.
+# The third condition: few bytes leave the nodes. The rank of stage 1 has also counted what it put into collectives.
+# In a ring of n, an all-gather makes it send n - 1 times that, a reduce-scatter (n - 1)/n.
 
 # %%
 def sent_by_axis(run, dims):
@@ -463,11 +469,11 @@ for axis in ("tp", "pp", "shard"):
     assert abs(counted[axis] / expected[axis] - 1) < 0.001, f"{axis}: the planner counts other bytes"
 
 # %% [markdown]
-# **Read it.** Traffic over *tp* and *pp* grows with the micro-batches; *shard* sends once a step. This rank now
-# stands for all 64. (Left out: embedding, head; and over *pp* the ends send half.)
+# **Read it.** Traffic over *tp* and *pp* grows with the micro-batches; *shard* sends once a step. From here this rank
+# stands for all 64.
 #
-# What leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, eight to a node:
-# the order `tp < shard < pp` counts along *tp* first.
+# Which bytes leave a node depends on **where neighbours lie**. Ranks are numbered axis by axis, eight to a node:
+# `tp < shard < pp` counts along *tp* first:
 
 # %%
 def leaving(order, sent, per_node=8):
@@ -484,6 +490,7 @@ def leaving(order, sent, per_node=8):
 
 
 # %%
+# What a rank between the ends sends; embedding and head are left out.
 step_sent = {axis: counted[axis] * (1 if axis == "shard" else three.micro_batches(batch) / few) for axis in counted}
 orders, port_bytes = {}, {}
 for order in itertools.permutations(step_sent):
@@ -495,10 +502,9 @@ orders = dict(sorted(orders.items(), key=lambda item: sum(item[1].values())))
 # %% jupyter={"source_hidden": true}
 share = cluster.network_share * BESIDE_TRAINING  # what collectives alone reach, and of that, beside training
 seconds = {name: port_bytes[name] / (share * cluster.network_bytes_per_second_per_gpu) for name in orders}
-show(draw_orders(orders, seconds, step_seconds=in_3d.step_seconds,
-                 title=f"100B, {batch.sequences} sequences: bytes that leave nodes, and time at {share:.0%} of the ports' rate"),
-     alt="Left, bytes of a step for six orders of axes: the three whose nodes hold all of tp send about 1,000 GB, the others over "
-     "120,000. Right, the busiest port: about 1 second for the first three, over 110 for the others, of a step of 152.")
+show(draw_orders(orders, seconds, title=f"100B, {batch.sequences} sequences: what leaves nodes in a step, and seconds\nof the busiest port at {share:.0%} of its rate"),
+     alt="Bytes of a step for six orders of axes, and seconds: the three whose nodes hold all of tp send about 1,000 GB, and the "
+     "busiest port takes about 1 second; the others send over 120,000 and take 115 seconds.")
 
 # %%
 all_bytes = 64 * (step_sent["tp"] + step_sent["shard"]) + 56 * step_sent["pp"]  # the last of 8 stages has no next
@@ -532,54 +538,57 @@ print(f"written to build/lesson-14: {len(job.write(here.root / 'build' / 'lesson
 # %% [markdown]
 # ## 6. One billion on 64 GPUs
 #
-# Does a small model need these axes? Llama 3.2 1B, vocabulary 128,256:
+# Does a small model need these axes? Llama 3.2 1B, vocabulary 128,256, on one card, four micro-batches a step:
 
 # %%
 ONE, one_gpu = model_shape("llama-3.2-1b"), Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1)
 print(f"states: 16 x {ONE.parameter_count / 1e9:.2f}B = {16 * ONE.parameter_count / GB:.1f} GB (predicted)")
 for n in (8, 16, 32):
-    found = estimate(ONE, one_gpu, Plan(framework="fsdp", micro_batch=n, recompute="full"), Batch(sequences=n, sequence_length=TOKENS))
+    found = estimate(ONE, one_gpu, Plan(framework="fsdp", micro_batch=n, recompute="full"), Batch(sequences=4 * n, sequence_length=TOKENS))
     print(f"{n:>2} x {TOKENS} tokens, recomputed: {found.verdict}, {found.peak.needed_bytes / GIB:.0f} GiB,",
           f"of which logits {found.peak.bytes_by_category['logits and loss'] / GIB:.0f} GiB (predicted)")
 
 # %% [markdown]
-# **Read it.** The **logits** fill the card, and FSDP does not share those out: take smaller micro-batches, or
-# the loss in chunks ([lesson 05](../intermediate/05_checkpointing.ipynb)). So data parallelism will do for memory. HSDP
-# (hybrid) shards states inside each node; gradients alone go between. Four micro-batches a step, over 10 GbE:
+# **Read it.** No: the **logits** fill the card, and FSDP does not share those out. Take smaller
+# micro-batches, or the loss in chunks ([lesson 05](../intermediate/05_checkpointing.ipynb)). Data parallelism is enough;
+# its schemes send different amounts. HSDP (hybrid) shards states inside nodes; gradients alone go between.
+# Micro-batches of 8 over 10 GbE:
 
 # %% jupyter={"source_hidden": true}
-# By scheme: bf16 parameters gathered and rounds of gradients sent in a step of m micro-batches, and ranks of a ring.
-SCHEMES = {"DDP, no_sync": lambda m: (0, 2, 64), "ZeRO-1": lambda m: (1, 1, 64), "FSDP": lambda m: (2 * m, m, 64),
-           "HSDP, between nodes once": lambda m: (0, 2, 8)}
+# By scheme: bf16 parameters gathered and rounds of fp32 gradients sent in a step of m micro-batches, and ranks of a ring.
+SCHEMES = {"ZeRO-1": lambda m: (1, 1, 64), "HSDP, between nodes once": lambda m: (0, 2, 8),
+           "DDP, no_sync": lambda m: (0, 2, 64), "FSDP": lambda m: (2 * m, m, 64)}
 slow = replace(cluster, network_bytes_per_second=1.25 * GB)
+rate = slow.network_bytes_per_second * slow.network_share * BESIDE_TRAINING
 for name, scheme in SCHEMES.items():
     gathers, rounds, ring = scheme(4)
-    sent = [(2 * gathers + size * rounds) * (ring - 1) / ring for size in (4, 2)]
-    times = [ONE.parameter_count * each / (1.25 * GB * slow.network_share * BESIDE_TRAINING) for each in sent]
-    print(f"{name:25} fp32 gradients {sent[0]:4.1f} bytes a parameter, {times[0]:3.0f} s a step; bf16 {sent[1]:4.1f}, {times[1]:3.0f} s (predicted)")
+    sent = (2 * gathers + 4 * rounds) * (ring - 1) / ring
+    print(f"{name:25} {sent:4.1f} bytes a parameter leave a node, {ONE.parameter_count * sent / rate:3.0f} s a step (predicted)")
 read, half = 4 * 8 * TOKENS, one_gpu.device.peak_flops_per_second("bf16") / 2
-print(f"at {slow.network_share * BESIDE_TRAINING:.0%} of 1.25 GB/s; computing 4 x 8 x {TOKENS} tokens a GPU, recomputed, takes "
+print(f"at {rate / slow.network_bytes_per_second:.0%} of 1.25 GB/s, as collectives reach on Ethernet beside training; computing 4 x 8 x {TOKENS} tokens a GPU, recomputed, takes "
       f"{8 * ONE.parameter_count * read / half:.0f} s at half the peak; 64 GPUs read {64 * read / 1e6:.1f} million tokens a step (predicted)")
 
 # %% [markdown]
-# **Read it.** The row FSDP is ZeRO-3, FSDP2's default: it gathers parameters twice a micro-batch, and reduces in each. Kept
-# gathered, reduced once, it is ZeRO-1. HSDP needs `set_requires_all_reduce(False)` until the last micro-batch. With
-# fp32 gradients ZeRO-1 sends least; in bf16 all but FSDP differ by the ring's length alone, 7/8 or 63/64.
-#
-# Computing (8 operations a parameter and token) is shorter. **Over 10 GbE, take as many micro-batches a step as your batch
-# allows**: all but FSDP send no more for them. Four are 4.2 million tokens already.
+# **Read it.** Every scheme sends longer than the GPUs compute. FSDP's default gathers parameters twice and reduces
+# gradients once *in every micro-batch*. The others send alike for one micro-batch or many, HSDP with
+# `set_requires_all_reduce(False)` until the last. **Over 10 GbE take one of these, and as many micro-batches as your
+# batch allows**: four are 4.2 million tokens.
 #
 # ## Recap
 #
-# - Few slices, then few stages; let the planner compare, FSDP too. *tp* inside a node.
-# - A composed step needs four right sums: compare loss *and* norm.
-# - Under 1F1B, stage 0 decides whether equal stages fit.
+# The planner's choice is TP 4 x PP 8 x DP 2: as few slices as fit, then as few stages.
+#
+# 1. *Losses stay those of one process* if four sums are right: compare loss *and* norm.
+# 2. *Every stage fits* if stage 0 does, under 1F1B with equal stages.
+# 3. *Few bytes leave the nodes* if *tp* stays inside: 0.72%, else 99%.
+#
+# FSDP will do where ports are fast and batches large.
 #
 # **Test yourself.** The batch of 4 x 8 x 2 falls from 1,536 to 16 sequences. What share of a step do stages now wait?
 #
 # <details><summary>Answer</summary>
 #
-# A replica has 8 micro-batches, and 8 stages fill and empty in 7 more turns: 7 / (8 + 7), almost half.
+# A replica has 8 micro-batches; stages fill and empty in 7 more turns: 7 / (8 + 7), or 47%.
 #
 # </details>
 #
@@ -591,14 +600,14 @@ print(f"at {slow.network_share * BESIDE_TRAINING:.0%} of 1.25 GB/s; computing 4 
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** Start it on every node with `torchrun --nnodes 8 --nproc-per-node 8 --rdzv-backend c10d
+# **Plain PyTorch.** On every node: `torchrun --nnodes 8 --nproc-per-node 8 --rdzv-backend c10d
 # --rdzv-endpoint HOST:29500 train.py`. Yours are:
 #
-# - `build(stage)`: a stage's layers, in fp32, on the CPU. **Seed by the layer**: `fully_shard` sends nothing, so
-#   other seeds patch one start from several. The keys of its `ModuleDict` `blocks` are the layers' numbers *in the whole model*.
+# - `build(stage)`: a stage's layers, in fp32, on the CPU. **Seed by the layer**, alike on every rank: `fully_shard` keeps
+#   each rank's own shard and sends nothing. The keys of its `ModuleDict` `blocks` are the layers' numbers *in the whole model*.
 # - `plan`: the `parallelize_module` plan of all its parameters, norms too; section 2 prints a block's.
-# - `loader` (rows by *replica*, `mesh["shard"]`, alike in every start), `loss_fn` (a micro-batch's mean), `device` ("cuda" or
-#   "cpu"), and the sizes `pp`, `shard`, `tp` and `micro_batches`, at least `pp`.
+# - `loader` (rows by *replica*, `mesh["shard"]`, in the same order after a restart), `loss_fn` (a micro-batch's mean), `device`
+#   ("cuda" or "cpu"), and the sizes `pp`, `shard`, `tp` and `micro_batches`, at least `pp`.
 # - `folder` and `save_every`, for checkpoints, and `resume`: one to go on from, or `None`.
 #
 # ```python
@@ -672,7 +681,7 @@ print(f"at {slow.network_share * BESIDE_TRAINING:.0%} of 1.25 GB/s; computing 4 
 # ```
 #
 # Left to you: unequal numbers of tokens (divide by all, as `train` does), logits split
-# over tp (`loss_parallel()` around the step), a tied embedding (`add_up_ends`, `clip_tied`).
+# over tp (`loss_parallel()` around the step), tied embeddings (`add_up_ends`, `clip_tied`).
 #
 # **Megatron-LM.** In the course's folder: `shape` is a `model_shape(...)`, or a `ModelShape` of your own.
 #

@@ -27,16 +27,14 @@ def draw_orders(
     left: Mapping[str, Mapping[str, float]],
     seconds: Mapping[str, float],
     *,
-    step_seconds: float,
     evidence: Sequence[Evidence] = (Evidence.SIMULATED, Evidence.PREDICTED),
     title: str = "",
 ) -> Figure:
-    """Draw what leaves nodes in a step, by the order of axes and by axis, and the time it takes.
+    """Draw what leaves nodes in a step, by the order of axes and by axis; beside it the time it takes.
 
     Args:
         left: by the name of an order, bytes by axis, all ranks together.
         seconds: by the same names, what the port that sends most needs for its share.
-        step_seconds: of the whole step, a line beside them.
         evidence: of the bytes and of the seconds.
         title: of the figure.
 
@@ -51,10 +49,9 @@ def draw_orders(
         )
     with course_style():
         figure = Figure(figsize=(10.5, 2.0 + 0.42 * len(left)), layout="constrained")
-        both, times = figure.subplots(1, 2, sharey=True, width_ratios=[1.25, 1])
-        _draw_rows(both, left, axes_named)
-        _draw_seconds(times, list(seconds.values()), step_seconds)
-        both.set_ylabel("fastest axis first")
+        axes = figure.add_subplot()
+        _draw_rows(axes, left, seconds, axes_named)
+        axes.set_ylabel("fastest axis first")
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         handles = [
             Patch(facecolor=AXIS_LOOKS[a][0], hatch=AXIS_LOOKS[a][1], label=a) for a in axes_named
@@ -65,7 +62,10 @@ def draw_orders(
 
 
 def _draw_rows(
-    axes: Axes, left: Mapping[str, Mapping[str, float]], axes_named: Sequence[str]
+    axes: Axes,
+    left: Mapping[str, Mapping[str, float]],
+    seconds: Mapping[str, float],
+    axes_named: Sequence[str],
 ) -> None:
     start = [0.0] * len(left)
     for axis in axes_named:
@@ -73,9 +73,11 @@ def _draw_rows(
         color, hatch = AXIS_LOOKS[axis]
         axes.barh(range(len(left)), sizes, left=start, color=color, hatch=hatch, height=0.7)
         start = [a + b for a, b in zip(start, sizes, strict=True)]
-    for row, (sizes_of, total) in enumerate(zip(left.values(), start, strict=True)):
+    for row, (name, total) in enumerate(zip(left, start, strict=True)):
         inside = total > 0.5 * max(start)
-        _label(axes, 0 if inside else total, row, f"{total:,.0f} GB, {_parts(sizes_of)}")
+        took = f"{seconds[name]:,.2f} s" if seconds[name] < 10 else f"{seconds[name]:,.0f} s"
+        text = f"{total:,.0f} GB, {_parts(left[name])}; {took}"
+        _label(axes, 0 if inside else total, row, text)
     axes.set_yticks(range(len(left)), list(left))
     axes.set_ylim(len(left) - 0.5, -0.5)
     axes.set_xlim(0, 1.05 * max(start) or 1)
@@ -83,27 +85,6 @@ def _draw_rows(
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlabel("GB that leave nodes, all GPUs together")
-
-
-def _draw_seconds(axes: Axes, seconds: Sequence[float], step_seconds: float) -> None:
-    axes.barh(range(len(seconds)), seconds, color="#94a4a2", height=0.7)
-    for row, size in enumerate(seconds):
-        inside = size > 0.3 * step_seconds
-        text = f"{size:,.2f} s" if size < 10 else f"{size:,.0f} s"
-        _label(axes, 0 if inside else size, row, text)
-    axes.axvline(step_seconds, color="black", ls="--", lw=1.2)
-    axes.annotate(
-        f"whole step {step_seconds:,.0f} s",
-        (step_seconds, 0),
-        xytext=(-4, 0),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-        fontsize=10,
-    )
-    axes.set_xlim(0, 1.15 * max(*seconds, step_seconds))
-    axes.grid(False, axis="y")
-    axes.set_xlabel("seconds of the busiest port")
 
 
 def _label(axes: Axes, x: float, row: int, text: str) -> None:
