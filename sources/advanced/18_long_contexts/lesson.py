@@ -429,8 +429,8 @@ for length in (131_072, 2**19, 2**20):
 # **Read it.** Without scaling, 24 pairs meet angles that training never showed. TRL's run of 1M starts at a loss of 4.3 with YaRN, and near
 # 10 without ([published](https://huggingface.co/docs/trl/en/long_context_training)).
 #
-# A long row often holds several documents. They are **packed**: a token sees its own document only, positions restart, and a
-# document's last token has no target. For 64 tokens a dense mask will do. (For 128k it would take 16 GiB.)
+# A long row often holds **packed documents**: a token sees its own document only, positions restart, and a document's last token has
+# no target. For 64 tokens a dense mask will do. (For 128k it would take 16 GiB.)
 
 # %%
 document = torch.arange(3).repeat_interleave(torch.tensor((24, 8, 32)))
@@ -492,10 +492,11 @@ for row in runs:
 print(told_outside(room_bytes, ABOVE))
 
 # %% [markdown]
-# **Read it.** *Memory*: tokens **a rank** decide here, too, with 84 GiB at 32k and at 262k. The first row sets our margin of 10%. The other two runs
-# agree with it. *Time*: at 262k torchtitan reached about half of what we predict, and its page does not tell why. So we compute
-# with half and twice the rate, and once more with this shortfall. Long pieces hide
-# their messages: attention grows with the square of a rank's tokens.
+# **Read it.** *Memory*: tokens **a rank** decide here, too, with 84 GiB at 32k and at 262k. The first row sets our margin of 10%. The other two
+# runs agree with it.
+#
+# *Time*: at 262k torchtitan reached about half of what we predict, and its page does not tell why. So we compute with half and twice the rate, and
+# once more with this shortfall. Long pieces hide their messages: attention grows with the square of a rank's tokens.
 
 # %%
 def step_seconds(shape, bandwidth, s, n, flops, tiled=False):
@@ -528,7 +529,7 @@ print("alone, tiled, a GPU is full at", ", ".join(f"{longest(held['on the host, 
 # step four to eight times shorter, at half to all of the tokens a second.** Eight and all hold at each of the three rates, if messages hide. Four
 # and half are with torchtitan's shortfall.
 #
-# **At 1M GPUs share.** By these means one GPU would reserve 118 GiB. A ring of eight fits with checkpoints on the host. A ring of sixteen fits
+# **At 1M GPUs share.** Alone, by these means, a GPU is full at 577k (interpolated). A ring of eight fits with checkpoints on the host. A ring of sixteen fits
 # without; there each GPU also holds half as many states.
 #
 # ## Break it, diagnose it

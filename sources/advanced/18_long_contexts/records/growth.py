@@ -119,14 +119,14 @@ def told_outside(room_bytes: float, above: float) -> str:
         room_bytes: of a GPU.
         above: the margin, as a part of what is reserved.
     """
+    gib, curve = 2**30, recorded_outside("ALST")
     peak, reserved = (
-        recorded_outside("TRL", kind)[2**20] / 1e9 for kind in ("peak_bytes", "reserved_bytes")
+        recorded_outside("TRL", kind)[2**20] for kind in ("peak_bytes", "reserved_bytes")
     )
-    keys = 2 * QWEN3_8B.key_value_heads * QWEN3_8B.head_dim * 2**20 * BF16_BYTES / 1e9
-    curve, gib = recorded_outside("ALST"), 2**30
+    keys = 2 * QWEN3_8B.key_value_heads * QWEN3_8B.head_dim * 2**20 * BF16_BYTES
     return (
-        f"TRL:  {peak:.1f} GB at the peak and {reserved:.1f} reserved, around a ring; all keys gathered would add {keys:.1f} (simulated). "
-        f"{TRL_GB} GB, which of the two is not said (published)\n"
+        f"TRL:  {peak / gib:.1f} GiB at the peak and {reserved / gib:.1f} reserved, around a ring; all keys gathered would add {keys / gib:.1f} (simulated). "
+        f"{TRL_GB} GB, or {TRL_GB * 1e9 / gib:.1f} GiB; whether peak or reserved is not said (published)\n"
         f"ALST: {curve[ALST_TOKENS] / gib:.1f} GiB reserved at {ALST_TOKENS:,} tokens; with the margin {room_bytes / gib:.1f}, all there is, at "
         f"{longest(curve, room_bytes / (1 + above)):,.0f} (simulated). Ran at {ALST_TOKENS:,}; a kernel failed at {ALST_FAILED_TOKENS:,} (published)"
     )
