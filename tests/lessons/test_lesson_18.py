@@ -17,16 +17,14 @@ from utils.lessons.lesson_18 import workers
 from utils.lessons.lesson_18.compare import (
     apart,
     gathered,
-    gradient_error,
-    merged_error,
     sent_bytes,
 )
 from utils.lessons.lesson_18.holders import draw_exchange, draw_holders
 from utils.lessons.lesson_18.pieces import attend_piece
-from utils.lessons.lesson_18.published import QWEN3_8B, TRL_ROW, torchtitan_runs
+from utils.lessons.lesson_18.published import QWEN3_8B, torchtitan_runs
 from utils.lessons.lesson_18.refusals import check_heads, check_length
 from utils.lessons.lesson_18.ring import places, ring_attention, shares, ulysses_attention
-from utils.lessons.lesson_18.rounds import hides_from, pairs_of, round_ends
+from utils.lessons.lesson_18.rounds import hides_from, pairs_of, round_ends, round_seconds
 from utils.ranks import RankError, run_ranks
 
 RANKS, LENGTH, WIDTH = 4, 64, 16
@@ -100,19 +98,6 @@ def test_in_16_bits_gradients_travel_in_32() -> None:
         assert found.put_in["send"] == (8 * RANKS - 4) * 2 * LENGTH // RANKS * 2 * WIDTH
 
 
-def test_sums_in_16_bits_lose_more_the_more_parts_there_are() -> None:
-    few, many = (merged_error(parts, torch.bfloat16) for parts in (4, 64))
-    assert many > 2 * few > 2 * merged_error(4, torch.float32)
-    assert merged_error(64, torch.float32) < BF16
-
-
-def test_so_do_key_gradients() -> None:
-    few, many = (gradient_error(terms, torch.bfloat16) for terms in (4, 64))
-    assert many > 1.5 * few
-    assert many > 2 * gradient_error(64, torch.float32)
-    assert gradient_error(64, torch.float32) < BF16
-
-
 def held_between(attention: Callable[..., Tensor]) -> tuple[int, int]:
     """Bytes that a ring keeps from forward for backward, and those of its own tensors."""
     q, k, v = (torch.randn(1, n, LENGTH // RANKS, WIDTH, requires_grad=True) for n in (4, 2, 2))
@@ -171,7 +156,15 @@ def test_published_rows_are_those_of_the_lesson() -> None:
 
 def test_the_shape_of_trls_model_has_its_checkpoints_count() -> None:
     assert QWEN3_8B.parameter_count == QWEN3_8B.published_count
-    assert "345 tokens/s" in TRL_ROW
+
+
+def test_a_round_takes_its_flop_and_its_bytes() -> None:
+    tokens, gradients = 1_000, 2  # fp32 gradients are as long as two messages in bf16
+    found = round_seconds(QWEN3_8B, 1e9, tokens, 1e12)
+    pairs = tokens**2 / 2
+    assert found[0] == pytest.approx(4 * 32 * 128 * pairs / 1e12)
+    assert found[1] == pytest.approx(2 * 2 * 8 * 128 * tokens / 1e9)
+    assert found[2:] == pytest.approx((2.5 * found[0], (1 + gradients) * found[1]))
 
 
 def test_a_message_hides_from_where_its_round_works_as_long() -> None:

@@ -8,20 +8,25 @@ import torch
 from utils.lessons.lesson_18 import at_size
 from utils.lessons.lesson_18.at_size import RANKS as GPUS
 from utils.lessons.lesson_18.at_size import Reader, of_one_rank
-from utils.lessons.lesson_18.figures import draw_growth, draw_overlap
+from utils.lessons.lesson_18.figures import draw_growth
+from utils.lessons.lesson_18.published import ALST_FAILED_TOKENS, ALST_TOKENS, TRL_GB
 from utils.lessons.lesson_18.records.growth import (
     DRAWN,
     LINES,
+    OUTSIDE,
     TOLD,
     VERDICT,
     fits,
+    longest,
     on_host_bytes,
     recorded,
+    recorded_outside,
     ring_of,
     simulated,
+    simulated_outside,
+    told_outside,
 )
 from utils.lessons.lesson_18.ring import ring_attention
-from utils.lessons.lesson_18.volumes import told_megabytes
 from utils.models import TransformerConfig
 
 pytestmark = pytest.mark.long
@@ -47,6 +52,35 @@ def test_the_pictures_numbers_are_the_simulations(line: str) -> None:
     found = simulated(line, 131_072)
     assert found.peak_bytes == recorded()[line][131_072]
     assert found.reserved_bytes == recorded("reserved_bytes")[line][131_072]
+
+
+def test_trls_run_is_the_one_that_was_kept() -> None:
+    found = simulated_outside("TRL", 2**20)
+    assert found.peak_bytes == recorded_outside("TRL", "peak_bytes")[2**20]
+    assert found.reserved_bytes == recorded_outside("TRL")[2**20]
+
+
+@pytest.mark.slow
+def test_so_is_alsts() -> None:
+    found = simulated_outside("ALST", 250_000)
+    assert found.reserved_bytes == recorded_outside("ALST")[250_000]
+
+
+def test_published_runs_lie_within_the_margin() -> None:
+    curve, room = recorded_outside("ALST"), 78.4 * 2**30
+    assert ALST_TOKENS < longest(curve, room / 1.1) < ALST_FAILED_TOKENS
+    assert 0.9 * TRL_GB < recorded_outside("TRL")[2**20] / 1e9 < 1.1 * TRL_GB
+    assert f"{TRL_GB} GB" in told_outside(room, 0.1)
+
+
+def test_of_published_runs_all_lengths_are_kept() -> None:
+    assert {run: tuple(recorded_outside(run)) for run in OUTSIDE} == OUTSIDE
+
+
+def test_the_longest_sequence_lies_on_a_line_through_the_last_two() -> None:
+    curve = {1: 100, 10: 20, 20: 40}
+    assert longest(curve, 30) == 15
+    assert longest(curve, 50) == 25
 
 
 def test_the_picture_has_every_line() -> None:
@@ -88,31 +122,11 @@ def test_a_tiled_mlp_learns_what_a_whole_one_does(monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(tiled, whole)
 
 
-def test_messages_cross_where_a_round_computes_as_long() -> None:
-    rounds = {"fast": {2**k: (4.0**k, 2.0**k * 8, 4.0**k, 2.0**k * 16) for k in range(2, 9)}}
-    rounds["slow"] = {c: (work, 4 * sent, back, 4 * more) for c, (work, sent, back, more) in rounds["fast"].items()}  # fmt: skip
-    forward, backward = draw_overlap(rounds, here=64, title="").axes
-    told = [[text.get_text() for text in axes.texts] for axes in (forward, backward)]
-    assert [texts[:2] for texts in told] == [["8", "32"], ["16", "64"]]
-
-
 def test_the_first_picture_tells_what_is_reserved_with_its_margin() -> None:
     curves = {"near": {8: 100 * 2**30, 16: 200 * 2**30}, "far": {8: 900 * 2**30, 16: 1800 * 2**30}}
     told: dict[str, tuple[str | int, ...]] = {"near": ("above", 8, 16), "far": ("below", 8)}
     (axes,) = draw_growth(curves, room_bytes=150 * 2**30, above=0.1, told=told, title="", device="").axes  # fmt: skip
     assert [text.get_text() for text in axes.texts][:3] == ["110", "220", "990"]
-
-
-def test_a_layers_megabytes_are_those_of_the_simulated_ring() -> None:
-    # Bytes of a move's number: keys in bf16 three times n - 1, gradients in fp32 n times.
-    around = (2 * 3 * (GPUS - 1) + 4 * GPUS) * 2 * (131_072 // GPUS) * 4 * 128 / 1e6
-    line = told_megabytes("qwen2.5-7b", GPUS, 131_072)
-    assert f": ring {around:,.0f}, " in line
-    # By heads over four, in bf16 and three times; around a ring of two with all four key heads.
-    unit = 131_072 // GPUS * 128 / 1e6
-    combined = 3 / 4 * 3 * 2 * (2 * 28 + 2 * 4) + (2 * 3 * 1 + 4 * 2) * 2 * 4
-    assert line.endswith(f"Ulysses 4 x ring 2 {unit * combined:,.0f}")
-    assert f"gathered {unit * 2 * 4 * (GPUS - 1) * (2 * 2 + 4):,.0f}, " in line
 
 
 @pytest.mark.slow

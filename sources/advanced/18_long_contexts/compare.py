@@ -17,10 +17,7 @@ from utils.parallel.dims import ParallelDims
 from utils.parallel.mesh import device_mesh
 from utils.traffic.counter import traffic
 
-from .pieces import attend_piece, piece_gradients
-from .ring import merge
-
-__all__ = ["Apart", "apart", "gathered", "gradient_error", "merged_error", "sent_bytes"]
+__all__ = ["Apart", "apart", "gathered", "sent_bytes"]
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -89,47 +86,6 @@ def apart(
 def _error(found: Tensor, wanted: Tensor) -> tuple[float, float]:
     apart = found.detach() - wanted.detach()
     return apart.abs().max().item(), (apart.norm() / wanted.detach().norm()).item()
-
-
-def merged_error(parts: int, sums: torch.dtype) -> float:
-    """One process, bf16: attention to `parts` blocks of 64 keys, added up in `sums`; its error in the mean, as a part.
-
-    Args:
-        parts: how many blocks.
-        sums: the type of the output so far.
-    """
-    above_zero("merged_error()", parts=parts)
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 4, 64 * n, 16, dtype=torch.bfloat16) for n in (1, parts, parts))
-    out = torch.zeros_like(q, dtype=sums)
-    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
-    for part_k, part_v in zip(k.split(64, 2), v.split(64, 2), strict=True):
-        merge(out, lse, *attend_piece(q, part_k, part_v, causal=False))
-    right = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
-    return _error(out.to(q.dtype), right)[1]
-
-
-def gradient_error(parts: int, sums: torch.dtype) -> float:
-    """One process, bf16: gradients of 64 keys, a term from each of `parts` blocks of 64 queries, added up in `sums`.
-
-    Its error in the mean, as a part.
-
-    Args:
-        parts: how many blocks.
-        sums: the type of the gradient so far.
-    """
-    above_zero("gradient_error()", parts=parts)
-    torch.manual_seed(0)
-    drawn = (torch.randn(1, 4, 64 * n, 16, dtype=torch.bfloat16) for n in (parts, parts, 1, 1))
-    pull, q, k, v = drawn
-    so_far = torch.zeros_like(k, dtype=sums)
-    for own, g in zip(q.split(64, 2), pull.split(64, 2), strict=True):
-        out, lse = attend_piece(own, k, v, causal=False)
-        so_far += piece_gradients(g, own, k, v, out, lse, causal=False)[1]
-    whole = k.double().requires_grad_()
-    F.scaled_dot_product_attention(q.double(), whole, v.double()).backward(pull.double())
-    assert whole.grad is not None, "a gradient is missing"
-    return _error(so_far.to(k.dtype), whole.grad)[1]
 
 
 def sent_bytes(put_in: Mapping[str, int], ranks: int) -> float:

@@ -15,7 +15,7 @@ from utils.views.style import course_style, empty_figure, print_evidence
 
 from .rounds import round_ends
 
-__all__ = ["draw_growth", "draw_overlap", "draw_rounds"]
+__all__ = ["draw_growth", "draw_rounds"]
 
 # Colour, marker and line of each curve: they differ in grey, too.
 _LOOKS = [
@@ -134,72 +134,6 @@ def draw_rounds(pairs: Mapping[str, Sequence[Sequence[int]]], *, piece: int, tit
 def _draw_work(axes: Axes, row: float, begin: float, work: float, source: int) -> None:
     axes.barh(row, work, left=begin, height=0.8, color="#3f90da", edgecolor="white")
     axes.text(begin + work / 2, row, f"rank {source}'s keys", ha="center", va="center", fontsize=10, color="white")  # fmt: skip
-
-
-Round = tuple[float, ...]
-
-
-def draw_overlap(rounds: Mapping[str, Mapping[int, Round]], *, here: int, title: str) -> Figure:
-    """A round's computation beside its messages over the tokens of a rank, forward and backward, and where they cross.
-
-    Args:
-        rounds: by link and tokens of a rank, seconds of a round: computation and message, forward, then backward.
-        here: tokens of a rank in the lesson's run.
-        title: what stands above.
-    """
-    with course_style():
-        figure = Figure(figsize=(9.5, 4.8), layout="constrained")
-        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-        panels = dict(zip(("forward", "backward"), figure.subplots(1, 2, sharey=True), strict=True))
-        for first, (name, axes) in zip((0, 2), panels.items(), strict=True):
-            tokens = [*next(iter(rounds.values()))]
-            for place, (where, found) in enumerate(rounds.items()):
-                _draw_messages(
-                    axes, place, where, [found[c][first : first + 2] for c in tokens], tokens
-                )
-            axes.axvline(here, color="#777777", lw=1, ls=":")
-            axes.text(
-                0.9 * here,
-                0.03,
-                "128k over\neight GPUs",
-                ha="right",
-                fontsize=10,
-                transform=axes.get_xaxis_transform(),
-            )
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.set_yticks(ticks := [0.001, 0.01, 0.1, 1, 10, 100], [f"{tick:g}" for tick in ticks])  # fmt: skip
-            axes.set_xticks(
-                tokens[::2], [f"{c:,}" if c < 1024 else f"{c // 1024}k" for c in tokens[::2]]
-            )
-            axes.set(xlabel="tokens of a rank", title=f"{name}: hidden right of a crossing")
-        panels["forward"].set_ylabel("time of a round (ms)")
-        handles, names = panels["forward"].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower left", ncols=3, fontsize=10)
-        print_evidence(figure, [Evidence.PREDICTED])
-    return figure
-
-
-def _draw_messages(
-    axes: Axes, place: int, where: str, found: Sequence[tuple[float, ...]], tokens: Sequence[int]
-) -> None:
-    """A link's messages beside the attention of the same rounds, and the tokens from which they hide."""
-    color, line = (("#3f90da", "--"), ("#bd1f01", "-."))[place]
-    works, messages = ([1e3 * seconds for seconds in each] for each in zip(*found, strict=True))
-    if place == 0:
-        axes.plot(tokens, works, color="black", label="attention of a round")
-    axes.plot(tokens, messages, color=color, ls=line, label=f"its messages over {where}")
-    crossing = tokens[0] * messages[0] / works[0]  # work grows with the square of the tokens
-    height = messages[0] * crossing / tokens[0]
-    axes.plot([crossing], [height], "o", color=color)
-    axes.annotate(
-        f"{crossing:,.0f}",
-        (crossing, height),
-        (-7, 4),
-        textcoords="offset points",
-        ha="right",
-        fontsize=10,
-    )
 
 
 check_public(globals())

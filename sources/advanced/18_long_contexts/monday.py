@@ -1,13 +1,10 @@
-"""Runs the blocks of lesson 18's last cell, and asserts what that cell promises of them."""
+"""Runs the script of lesson 18's last cell, and asserts what that cell promises of it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import inspect
 import io
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -18,14 +15,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from utils.lessons.blocks import run_block, small_llama
+from utils.lessons.blocks import run_block
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks
 
-from .ring import places, ring_attention
+from .ring import ring_attention
 
 RANKS, CP, WORDS, LENGTH, LAYERS = 4, 2, 64, 32, 2
 BF16 = 2**-7  # rounds at 2**-8, and more than once
@@ -44,50 +40,6 @@ def block_1(text: str) -> None:
             assert found.moments, "the optimizer's state was not saved"
             assert found.on_host == LAYERS, "a block's input does not go to the host"
             assert found.told == (found.rank == 0), "rank 0 alone tells the loss"
-
-
-def block_2(text: str) -> None:
-    """Ulysses' settings: names that accelerate and transformers know, for two sequences on eight GPUs."""
-    import transformers
-
-    # Their own names before they are replaced; DeepSpeed and its GPUs are not there to train on.
-    known = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-    takes = inspect.signature(transformers.Trainer.__init__).parameters.keys()
-    stand_ins: dict[str, Any] = {"TrainingArguments": mock.Mock(), "Trainer": mock.Mock()}
-    loaded: Any = sys.modules["transformers"]  # another than above: it replaces itself as it loads
-    with mock.patch.multiple(loaded, **stand_ins):
-        made = run_block(text, **dict.fromkeys(("folder", "zero_3", "model", "rows", "collator")))
-    assert made["shared"].total_size == 8, "the sizes are not those of eight GPUs"
-    assert made["shared"].sp_handler.sp_attn_implementation == "flash_attention_2"
-    arguments, trainer = (stand_ins[name].call_args.kwargs for name in stand_ins)
-    assert arguments["parallelism_config"] is made["shared"], "the Trainer does not get the sizes"
-    assert arguments.keys() <= known, f"no arguments of training: {arguments.keys() - known}"
-    assert trainer.keys() <= takes, f"no arguments of a Trainer: {trainer.keys() - takes}"
-    stand_ins["Trainer"].return_value.train.assert_called_once_with()
-
-
-def block_3(text: str) -> None:
-    """Packed documents: the loss of each document alone, a token a vote, and positions that restart."""
-    model = small_llama(vocab_size=WORDS)
-    torch.manual_seed(1)
-    documents = [torch.randint(WORDS, (length,)).tolist() for length in (12, 5, 20)]
-    losses, targets = 0.0, 0
-    for ids in documents:
-        alone = torch.tensor([ids])
-        losses += (len(ids) - 1) * model(input_ids=alone, labels=alone).loss.item()
-        targets += len(ids) - 1
-    made = run_block(text, model=model, documents=documents)
-    assert abs(made["loss"].item() / (losses / targets) - 1) < 1e-5, "documents see each other"
-    leaking = model(**made["batch"], use_cache=True).loss.item()
-    assert abs(leaking / (losses / targets) - 1) > 1e-3, "a cache no longer lets documents leak"
-    places = made["batch"]["position_ids"][0].tolist()
-    assert places == [*range(12), *range(5), *range(20)], "positions do not restart"
-
-
-def block_4(text: str) -> None:
-    """Packed documents on two ranks: each document's attention and gradients, as one process has them."""
-    for gaps in run_ranks(_packed, CP, text):
-        assert max(gaps) < 1e-12, "a document sees another, or a gradient is not whole"
 
 
 class Summed(Transformer):
@@ -181,36 +133,3 @@ def _without_cuda(note: Callable[[int], None]) -> Iterator[io.StringIO]:
         yield stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
     chosen.assert_called_once()
     started.assert_called_once_with("nccl")
-
-
-def _packed(text: str) -> list[float]:
-    torch.manual_seed(0)
-    document = torch.arange(3).repeat_interleave(torch.tensor((12, 5, 15)))
-    own = places(LENGTH, dist.get_rank(), CP)
-    whole = [torch.randn(1, n, LENGTH, 16, dtype=torch.float64, requires_grad=True) for n in (4, 2, 2)]  # fmt: skip
-    seen = (document[:, None] == document).tril()
-    q, k, v = whole
-    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-    pull = torch.randn_like(wanted)
-    wanted.backward(pull)
-    mine = [x.detach()[:, :, own].requires_grad_() for x in whole]
-    names: dict[str, Any] = {
-        "own": own,
-        "document": document,
-        **dict(zip("qkv", mine, strict=True)),
-    }
-    names["mesh"] = init_device_mesh("cpu", (CP,), mesh_dim_names=("cp",))
-    compiled: dict[Any, Any] = {flex_attention: _dense, create_block_mask: create_block_mask}
-    with mock.patch.object(torch, "compile", compiled.__getitem__):
-        made = run_block(text, **names)
-    made["out"].backward(pull[:, :, own])
-    pairs: list[Any] = [(made["out"], wanted)]
-    pairs += [(m.grad, w.grad) for m, w in zip(mine, whole, strict=True)]
-    return [(found - right[:, :, own]).abs().max().item() for found, right in pairs]
-
-
-def _dense(q: Any, k: Any, v: Any, *, block_mask: Any, enable_gqa: bool) -> Any:
-    """FlexAttention's result by a dense mask: its own kernel has no backward on CPU."""
-    sizes = 1, 1, q.shape[2], k.shape[2]
-    mask = create_mask(block_mask.mask_mod, *sizes, device="cpu")
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=enable_gqa)

@@ -1,13 +1,14 @@
-"""Pairs of a query and a key that each rank of a ring computes, round by round."""
+"""Rounds of a ring: pairs of a query and a key that each rank computes, and how long they take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from utils.catalog import ModelShape
 from utils.catalog.rules import above_zero
 from utils.checked import check_public
 
-__all__ = ["hides_from", "pairs_of", "round_ends"]
+__all__ = ["hides_from", "pairs_of", "round_ends", "round_seconds"]
 
 
 def pairs_of(queries: int, keys: int, causal: bool) -> int:
@@ -28,6 +29,25 @@ def round_ends(pairs: Sequence[Sequence[int]]) -> list[int]:
         now += max(of_round)
         ends.append(now)
     return ends
+
+
+def round_seconds(
+    shape: ModelShape, bandwidth: float, tokens: int, flops: float
+) -> tuple[float, float, float, float]:
+    """Of one zigzag round in one layer: forward's attention and its message, then backward's.
+
+    Rates alone, without latency.
+
+    Args:
+        shape: of the model.
+        bandwidth: bytes a second that a rank sends.
+        tokens: of a rank.
+        flops: of its attention, a second.
+    """
+    above_zero("round_seconds()", bandwidth=bandwidth, tokens=tokens, flops=flops)
+    forward = 2 * shape.heads * shape.head_dim * tokens**2 / flops  # a half of all pairs
+    message = 4 * shape.key_value_heads * shape.head_dim * tokens / bandwidth  # in bf16
+    return forward, message, 2.5 * forward, 3 * message  # fp32 gradients are two more messages
 
 
 def hides_from(tokens: int, work: float, message: float) -> float:

@@ -11,6 +11,7 @@ from utils.catalog import model_shape
 from utils.memory.measurement import Measurement
 
 from ..at_size import of_one_rank
+from ..published import ALST_FAILED_TOKENS, ALST_TOKENS, QWEN3_8B, TRL_GB
 from ..ring import ring_attention
 
 MODEL = "qwen2.5-7b"
@@ -42,6 +43,12 @@ VERDICT = (
     (_RING, 2**19), (_TILED, 2**20), (_RING, 2**20), (_RING_HOST, 2**20), (_RING_16, 2**20),
 )  # fmt: skip
 
+# Published runs that the simulator was not set on, with the lengths of a sequence that are simulated.
+OUTSIDE = {"TRL": (2**20,), "ALST": (250_000, 500_000)}
+_STATES_AWAY = (
+    1024  # ranks: what one holds of the states is next to nothing, as where they wait on the host
+)
+
 
 def ring_of(line: str) -> int:
     """How many GPUs share one sequence in one of `LINES`; 1 without a ring."""
@@ -53,6 +60,19 @@ def simulated(line: str, tokens: int) -> Measurement:
     if (ring := ring_of(line)) == 1:
         return of_one_rank(MODEL, tokens, *LINES[line])
     return of_one_rank(MODEL, tokens // ring, *LINES[line], attend=ring_attention, ranks=ring)
+
+
+def simulated_outside(run: str, tokens: int) -> Measurement:
+    """A step of one GPU as in one of the runs `OUTSIDE`, at a length of the sequence."""
+    if run == "TRL":  # eight GPUs share a sequence; theirs gather keys, these go around a ring
+        return of_one_rank(QWEN3_8B, tokens // RANKS, *LINES[_RING_HOST], attend=ring_attention)
+    return of_one_rank("llama-3-8b", tokens, *LINES[_TILED], ranks=_STATES_AWAY)
+
+
+def longest(curve: dict[int, int], room_bytes: float) -> float:
+    """Tokens at which a curve's bytes reach the room, on a straight line through its two longest lengths."""
+    (low, fewer), (high, more) = sorted(curve.items())[-2:]
+    return low + (high - low) * (room_bytes - fewer) / (more - fewer)
 
 
 def fits(reserved_bytes: int, room_bytes: int, above: float) -> str:
@@ -86,13 +106,44 @@ def recorded(kind: str = "peak_bytes") -> dict[str, dict[int, int]]:
     return {line: {int(n): size for n, size in curve.items()} for line, curve in kept.items()}
 
 
+def recorded_outside(run: str, kind: str = "reserved_bytes") -> dict[int, int]:
+    """What was kept of one of the runs `OUTSIDE`, by tokens of a sequence."""
+    kept = json.loads(FILE.read_text(encoding="utf-8"))["outside"][run]
+    return {int(tokens): sizes[kind] for tokens, sizes in kept.items()}
+
+
+def told_outside(room_bytes: float, above: float) -> str:
+    """A line for each of the runs `OUTSIDE`: what is simulated, beside what was published.
+
+    Args:
+        room_bytes: of a GPU.
+        above: the margin, as a part of what is reserved.
+    """
+    gib, curve = 2**30, recorded_outside("ALST")
+    peak, reserved = (
+        recorded_outside("TRL", kind)[2**20] for kind in ("peak_bytes", "reserved_bytes")
+    )
+    keys = 2 * QWEN3_8B.key_value_heads * QWEN3_8B.head_dim * 2**20 * BF16_BYTES
+    return (
+        f"TRL:  {peak / gib:.1f} GiB at the peak and {reserved / gib:.1f} reserved, around a ring; all keys gathered would add {keys / gib:.1f} (simulated). "
+        f"{TRL_GB} GB, or {TRL_GB * 1e9 / gib:.1f} GiB; whether peak or reserved is not said (published)\n"
+        f"ALST: {curve[ALST_TOKENS] / gib:.1f} GiB reserved at {ALST_TOKENS:,} tokens; with the margin {room_bytes / gib:.1f}, all there is, at "
+        f"{longest(curve, room_bytes / (1 + above)):,.0f} (simulated). Ran at {ALST_TOKENS:,}; a kernel failed at {ALST_FAILED_TOKENS:,} (published)"
+    )
+
+
 if __name__ == "__main__":
     kinds: dict[str, dict[str, dict[str, int]]] = {"peak_bytes": {}, "reserved_bytes": {}}
     for each in LINES:
         found = {str(n): simulated(each, n) for n in LENGTHS}
         for kind, curves in kinds.items():
             curves[each] = {n: getattr(one, kind) for n, one in found.items()}
-    FILE.write_text(
-        json.dumps({"model": MODEL, "torch": VERSION, **kinds}, indent=1) + "\n",
-        encoding="utf-8",
-    )
+    beside = {
+        run: {str(n): simulated_outside(run, n) for n in all_n} for run, all_n in OUTSIDE.items()
+    }
+    outside = {
+        run: {n: {kind: getattr(one, kind) for kind in kinds} for n, one in found.items()}
+        for run, found in beside.items()
+    }
+    kept = {"model": MODEL, "torch": VERSION, **kinds, "outside": outside}
+    FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
