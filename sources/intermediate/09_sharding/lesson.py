@@ -294,7 +294,7 @@ display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per pa
 
 # %% [markdown]
 # **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet. So
-# with one micro-batch ZeRO-1 and ZeRO-2 peak almost alike. *All else* is buffers, and weights cast or gathered in bf16.
+# with one micro-batch ZeRO-1 and ZeRO-2 peak almost alike. *All else* is mostly buffers, and weights cast or gathered in bf16.
 #
 # Next, gradients through one step: when does the orange area grow, and shrink?
 
@@ -418,8 +418,8 @@ show(draw_rounds(bars, N, round_bytes, title="What a rank sends in a step of g m
 
 # %% [markdown]
 # **Diagnose it.** ZeRO-1, like DDP, keeps all gradients and sends them once. ZeRO-2 has room for its own part alone, so it
-# sends in each backward. ZeRO-3 and FSDP2 do too, and gather in every micro-batch. FSDP2 can hold gradients back by
-# `set_requires_gradient_sync(False)`: whole, in fp32, $4P$.
+# sends in each backward. ZeRO-3 and FSDP2 do too, and gather in every micro-batch. FSDP2 can hold gradients back, whole, by
+# `set_requires_gradient_sync(False)`.
 #
 # **Question.** ZeRO-2 with default settings, 8 accumulation steps: how many *rounds* in a step?
 
@@ -458,7 +458,7 @@ assert [(row.collective, row.payload_bytes) for row in there] == [("all-reduce",
 
 # %% [markdown]
 # **Read it.** FSDP2's node sends about four times what DDP's does. **HSDP's sends less than DDP's**. The price: with nodes of
-# eight a rank holds $16P/8$ bytes, however many nodes there are.
+# eight a rank holds $16P/8$ bytes.
 
 # %% [markdown]
 # ## 6. The scenario as asked: 1.3B, less memory, at good speed
@@ -495,12 +495,12 @@ show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two mic
 
 # %% [markdown]
 # **Read it.** From mesh to mesh the states shrink, and all else stays. DDP stands above unsharded: autocast adds bf16
-# weights and larger activations. **Unsharded is the reference from here on**, so that sharding alone differs.
+# weights and larger activations. **Unsharded is the reference from here on**: between the meshes sharding alone differs.
 #
 # ### The choice
 #
 # Now speed, by the course's planner: 512 sequences a step, two at once, hence $g = 4$, all gradients sent in bf16. A node
-# has eight 200-gigabit InfiniBand links, as this cluster's have (200 GB/s), one (25), or 10-gigabit Ethernet (1.25).
+# has eight 200-gigabit InfiniBand links, as here (200 GB/s), one (25), or 10-gigabit Ethernet (1.25).
 # *ZeRO-1 to owners* is section 5's setting, in as few calls as the default, which flatters it.
 #
 # The dotted line is 95%. On the left, who is right of it, and lowest? On the right, who stays above it?
@@ -521,19 +521,19 @@ show(draw_verdict(peaks(SHAPE, BATCH, 2), drawn, NETWORKS, least_percent=95, lin
 
 # %% [markdown]
 # **The answer: HSDP.** Of all that keep 95% of unsharded speed on every network it holds least: 13.1 GB a GPU, where
-# unsharded holds 31.2, **58% less**. At 25 GB/s and below this is plain; at 200 GB/s it is close.
+# unsharded holds 31.2, **58% less** (predicted). At 25 GB/s and below this is plain; at 200 GB/s it is close.
 #
 # **Why.** Between nodes HSDP sends no more than unsharded (4.6 and 5.2 GB), so a slow network costs it nothing. Inside the
 # node it gathers parameters in every micro-batch: at 200 GB/s its collectives cost 84 ms a step, unsharded's 25. A smaller
 # optimizer step gives 33 of these back, and 3% of speed are lost.
 #
-# **The rival: ZeRO-1 to owners.** It keeps full speed on every network, and holds 15.8 GB.
+# **The rival: ZeRO-1 to owners.** At best it keeps full speed on every network, and it holds 15.8 GB.
 #
-# The others miss 95%: default ZeRO-1 at 25 GB/s, ZeRO-2, ZeRO-3 and FSDP2 already at 200.
+# The others miss 95%: default ZeRO-1 at 25 GB/s, ZeRO-2, ZeRO-3 and FSDP2 at 200.
 #
 # ### How far to trust it
 #
-# Two tables test the planner. In the third, one thing changes in each row: who then keeps 95% and holds least?
+# Two tables test the planner. In the third each row changes one thing: who then keeps 95% and holds least?
 
 # %% jupyter={"source_hidden": true}
 for rows, says in ((trust.beside_simulation(SHAPE, steps), "memory: peaks at two micro-batches, predicted and simulated"),
@@ -545,8 +545,8 @@ print(trust.links())
 # %% [markdown]
 # **Memory** agrees to 3%.
 #
-# **Speed.** The planner is too fast for all five runs, by 7 to 9% and once, unexplained, by 33%. All shard fully: **no row
-# tests the ranking**.
+# **Speed.** The planner is too fast for all five runs, by 7 to 9% and once, unexplained, by 33%. All shard fully, with eight
+# or ten sequences at once: **no row tests the ranking**.
 #
 # **The verdict.** At 25 GB/s and below every row says HSDP. At 200 GB/s five of eight say another. Most hangs there on what
 # compute loses to collectives beside it: with half of that FSDP2 is the answer, with twice as much ZeRO-1 to owners.
@@ -575,7 +575,7 @@ print("HSDP beside unsharded two at once, both with fp32 gradients (predicted):"
 # | take | when | costs |
 # |---|---|---|
 # | DDP | freed memory would buy nothing | $16P$ on each |
-# | ZeRO-1 | optimizer state is too large | a third round by default |
+# | ZeRO-1 | optimizer state is too large | a third round, unless sent to owners |
 # | ZeRO-2 | gradients are too large as well | gradients sent in each micro-batch |
 # | ZeRO-3, FSDP2 | parameters are too large as well | parameters gathered in each, too |
 # | HSDP | as FSDP2, on several nodes: gathers stay inside a node | $16P$ over a node's ranks only |
@@ -643,7 +643,7 @@ print("HSDP beside unsharded two at once, both with fp32 gradients (predicted):"
 #     save()
 # ```
 #
-# **transformers, by DeepSpeed.** Take stage 1 where you accumulate. Where the weights do not fit take stage 3, make the
+# **transformers, by DeepSpeed.** Where the weights do not fit take stage 3, make the
 # model after the arguments, and set `stage3_gather_16bit_weights_on_model_save`. For FSDP2 replace `deepspeed=` by
 # `fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}` (transformers 5). For HSDP add
 # `parallelism_config=accelerate.ParallelismConfig(dp_replicate_size=nodes, dp_shard_size=8)`; it keeps whole gradients
