@@ -387,7 +387,7 @@ print_step({speed: rate(speed, one_rank) for speed in (SPEED / 2, SPEED, 2 * SPE
 # **Read it.** 380 TFLOP/s describes that step, which sent few rows; FSDP alone was not published beside it. So the table doubts the
 # price of rows, and one thing more: **FSDP alone has an eighth of EP 8's rows for an expert**, and small matmuls are slow.
 #
-# Only EP pays for load. Up to which is EP 8 faster?
+# Only EP pays for load. Up to which is EP 8 faster? In the picture, that is below a line:
 
 # %%
 def break_even(tokens, hidden=True, speed=SPEED, slower=1, rows=EP_8, weights=ALONE, theirs=0.0):
@@ -407,8 +407,8 @@ show(draw_loads(break_even, lines, (SPEED / 2, 2 * SPEED), NVLINK / 1e9),
 
 # %% [markdown]
 # **Read it. If weights hide: EP 8 with few tokens, FSDP alone with many. If they do not: EP 8, up to a load that falls with
-# tokens.** The first hangs on FSDP's grouped matmuls: at half speed EP 8 stays ahead with many tokens, up to load 1.3. Memory alone
-# forces nearly that only with few (last line).
+# tokens.** At 4,096 tokens load and speed decide the first. With many, it hangs on FSDP's grouped matmuls: at half speed EP 8 stays
+# ahead up to load 1.3. Memory alone forces nearly that only with few tokens (last line).
 #
 # **Do your weights hide?** In a [trace](11_links.ipynb), matmuls then run without a gap while experts' all-gathers do. If not, prefetch,
 # as in the last cell.
