@@ -34,9 +34,9 @@ def draw_loads(
     with course_style():
         figure, axes = empty_figure(height=4.4)
         first = next(iter(cases.values()))
-        edges = [[load_of(n, **first, speed=speed) for n in tokens] for speed in around]
+        low, high = ([load_of(n, **first, speed=speed) for n in tokens] for speed in around)
         said = f"{next(iter(cases))}, {around[0]:g} to {around[1]:g} TFLOP/s"
-        axes.fill_between(tokens, *edges, color=_WEIGHTS, alpha=0.18, lw=0, label=said)
+        axes.fill_between(tokens, low, high, color=_WEIGHTS, alpha=0.18, lw=0, label=said)
         for (name, case), (line, color, wide) in zip(cases.items(), looks, strict=True):
             loads = [load_of(n, **case) for n in tokens]
             axes.plot(tokens, loads, line, color=color, lw=wide, label=name)

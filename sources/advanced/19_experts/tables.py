@@ -57,6 +57,7 @@ def print_choice(
     title = f"EP 8 is faster than FSDP alone, up to this load, at {speed:g} TFLOP/s"
     print_loads(title, tokens, table, worst=8)
     h100 = device("H100")
+    assert h100.bf16_tflops is not None
     each = [n * 8 / 128 for n in tokens]  # a weight is 2 bytes, and makes 2 FLOP with each row
     most = [min(n * h100.memory_bytes_per_second / 1e12, h100.bf16_tflops) for n in each]
     wide = max(map(len, table)) + 2
