@@ -131,7 +131,7 @@ peaks.loc[[1, 4, 16, 64]].rename_axis("images").rename(columns={name: f"{name} (
 # weights get no copy. Three rules guard the rest:
 #
 # - **Master weights.** The optimizer updates fp32 weights.
-# - **An fp32 loss.** So are its exponentials and sums.
+# - **An fp32 loss.** Its exponentials and sums are fp32, too.
 # - **A loss scale.** The loss is multiplied before backward, so that small gradients stay above 0, and the fp32 gradients
 #   are divided after it. If one is not finite, the step is skipped and the scale halved. After `patience` good steps it
 #   doubles.
@@ -240,7 +240,7 @@ assert {"made", "skipped"} == set(steps["step"]), "a doubled scale should be too
 steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(4)
 
 # %% [markdown]
-# **Read it.** Both give the same losses and the same last scale. After eight good steps the scale doubles, gradients overflow,
+# **Read it.** Both give the same losses and last scale. After eight good steps the scale doubles, gradients overflow,
 # and one step is skipped. All losses fall. bf16, the other 16-bit type, needs no scaler: it has fp32's range, and three binary
 # digits fewer than fp16.
 #
@@ -334,7 +334,7 @@ show(as_simulated(bars, "T4"), alt="Four bars of bytes at the peak. At one image
      "At 64 images activations are most of fp32's bar and half as long in mixed precision, which adds a thin part of cast weights.")
 
 # %% [markdown]
-# **Read it.** At one image both bars are the optimizer step. At 64 images both are the beginning of backward: activations
+# **Read it.** At one image both bars are the optimizer step. At 64 both are the beginning of backward: activations
 # halve, parameters and Adam's state stay, and *cast weights* are added, nearly $2P$.
 #
 # **Question.** By the formula, with the printed $P$ and $a$, what is the peak of mixed precision at 1024 images, in GiB?
@@ -380,7 +380,7 @@ changed.round(2)
 #
 # ## 4. Twice as many images on a 16 GB card
 #
-# Now the question. A T4 "of 16 GB" has 14.74 GiB. The CUDA context, there before your first tensor, takes 0.5 of them
+# A T4 "of 16 GB" has 14.74 GiB. The CUDA context, there before your first tensor, takes 0.5 of them
 # (assumed). Batch 1024, in fp32:
 
 # %%
@@ -432,7 +432,7 @@ show(figure, alt="Peak memory against batch size, two lines. fp32 meets what a T
 # %% [markdown]
 # A simulation cannot know how much *workspace*, memory to compute in, cuDNN takes, a GPU's library of convolutions. Here is the
 # record of an H200: free, then held to 16 GB (14.90 GiB) at the largest batch that fits. *TF32* rounds the factors of fp32
-# products to 10 binary digits behind the point, fp16's number; a T4 cannot. Compare `reserved - simulated` in the two fp16
+# products to 10 binary digits behind the point, as fp16 has; a T4 cannot. Compare `reserved - simulated` in the two fp16
 # rows.
 
 # %%
@@ -458,13 +458,13 @@ assert (verdicts["left of a T4 (GiB)"] > pressed).all(), "the limits moved: were
 verdicts.rename_axis("context (MiB)").round(2)
 
 # %% [markdown]
-# **Read it.** Held to 16 GB, the H200 reserved 0.23 GiB more than simulated. Free, it reserved 1.24 more, too much beside the
-# largest context. But at most 0.01 of that was in use at any moment: the rest is cache, which PyTorch [gives
+# **Read it.** Held to 16 GB, the H200 reserved 0.23 GiB more than simulated. Free, at 512 images, it reserved 1.24 more, too much
+# beside the largest context. But at most 0.01 of that was in use at any moment: the rest is cache, which PyTorch [gives
 # back](https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html) before it runs out. The free fp32
 # run also *allocated* 0.87 more, probably for cuDNN. At 512 images fp16 was 3.8 times as fast as fp32, and 1.4 times as TF32.
 #
 # **The answer: yes, by prediction.** In mixed precision batch 1024 takes 12.62 GiB of a T4's 14.74, and in fp32 24.85. That
-# leaves 1.63 for workspace and gaps, or 1.14 with a context twice as large; the H200, held to 16 GB, needed 0.23. No T4 was
+# leaves 1.63 for workspace and gaps, or 1.14 with a context twice as large; the H200, held to 16 GB, got by with 0.23. No T4 was
 # run, and its cuDNN may take more. On one, such as Colab's, section 6's `resnet50_amp.py 1024 3 0 fp16 fake` settles it in
 # minutes.
 #
@@ -570,8 +570,7 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 # ```
 #
 # It works if the first losses agree to two digits, the means differ by much less than fp32's loss fell, and hardly a step is
-# skipped. A scale that falls without end is a fault ([03](03_when_numbers_break.ipynb)). Save
-# `scaler.state_dict()` too, and evaluate under autocast.
+# skipped. A scale that falls without end is a fault ([03](03_when_numbers_break.ipynb)). Save `scaler.state_dict()` too, and evaluate under autocast.
 #
 # **transformers.** You have `model`, in fp32, and `dataset`. The `Trainer` does this by one setting; it also clips, at 1.0:
 #
