@@ -14,8 +14,8 @@
 # **The question.** Which [activations](../00_glossary.ipynb) should a training step forget and compute again, so that
 # it fits, and what does that cost?
 #
-# **The answer.** Find the moment that decides the peak. If it is the loss, checkpoint the first blocks, as many as the
-# overflow asks for. Each runs forward once more.
+# **The answer.** Find the moment that decides the peak. If it is where backward begins, checkpoint the first blocks, as
+# many as the overflow asks for: each runs forward once more. Compare the time with fewer sequences a step.
 #
 # **Promise.** You write a checkpoint by hand, measure five ways to choose, and fit 1.3 billion parameters on a simulated
 # 40 GB card.
@@ -110,12 +110,12 @@ show(figure, alt="Bytes alive through a step, twice; each moment has its height 
 
 # %% [markdown]
 # **Read it.** On the left every activation waits for backward. On the right forward keeps only the blocks' inputs. In
-# backward one block at a time runs again, and its activations come back: a **tooth**. A block's input is its **edge**.
-# All else that it saves for backward is its **inside**. Four moments may be the peak:
+# backward one block at a time runs again, and its activations come back: a **tooth**. A block's input is its **edge**,
+# and all else that it saves for backward its **inside**. Four moments may be the peak:
 #
 # | moment | alive beside parameters and optimizer state, every block checkpointed |
 # |---|---|
-# | loss peak: the loss, and where its backward begins | all edges, the logits; under autocast, before backward, the weights' 16-bit copies |
+# | loss peak: the loss, and where its backward begins | all edges, the logits |
 # | first tooth | all edges, one inside, the head's gradient |
 # | last tooth | one edge, one inside, the gradients of all later layers |
 # | optimizer step | all gradients; on a GPU, unless `fused=True`, temporaries as large as all parameters |
@@ -241,7 +241,7 @@ show(figure, alt="Measured peaks against counted extra operations, each with the
 # %% [markdown]
 # **Read it.** *Every block* counts less than 33%, mostly because PyTorch stops a second run once all that was saved
 # is back, before the block's last product. The rest is attention's backward, and the head, which runs once. *Segments of
-# 3* save one last product in three blocks, and so cost more.
+# 3* save one last product in three blocks, so cost more.
 #
 # **Question.** You checkpoint only the *last* of nine blocks. Does the peak fall by its whole inside (`"yes"`), or by less
 # (`"no"`)?
@@ -314,7 +314,7 @@ for name, budget in (("one graph", 0.5), ("one graph", 0.0), ("a graph a block",
 print(", ".join(f"{name}: {format_bytes(peak)}" for name, peak in peaks.items()), "(measured)")
 
 # %% [markdown]
-# **Read it.** One graph is one segment. With budget 0.0 it keeps only inputs, and then all insides come back: nearly the peak
+# **Read it.** One graph is one segment. With budget 0.0 it keeps only inputs, then all insides come back: nearly the peak
 # of *none*. A graph a block comes near *every block*.
 #
 # ## 3. Where it gives little back
@@ -401,7 +401,7 @@ for name, found in (("plain again", weight_gradient(lambda block, x: block(x))),
     print(f"{name:<31} the same gradient as the plain run: {torch.equal(found, plain)}")
 
 # %% [markdown]
-# **Diagnose it.** Nothing is raised, and the gradient is wrong. The comparison shows it only if *all* generators are
+# **Diagnose it.** Nothing is raised; the gradient is wrong. The comparison shows it only if *all* generators are
 # seeded: else plain runs differ.
 #
 # ## 5. Logits are activations too
@@ -506,14 +506,13 @@ show(figure, alt="Peaks of eight ways, stacked by category, each in an outline o
      "the card leaves. The plain step crosses it; its loss in chunks, and the last seven blocks, come close.")
 
 # %% [markdown]
-# **Read it.** *Fits* asks that what the allocator *reserves*, all that it took from the driver, leaves 8% to spare. In five
-# runs below a GPU reserved up to 7.3% more than simulated. The 8% was set on them. The plain step overflows at its loss
-# peak:
+# **Read it.** *Fits* asks that what the allocator *reserves* leaves 8% to spare. In five runs below a GPU reserved up to 7.3%
+# more than simulated. The 8% was set on them. The plain step overflows at its loss peak:
 #
 # - **Logits.** In chunks the peak is 3.1 GiB lower.
 # - **Activations.** *Every block* drops most, *selective* nearly half, seven blocks 5.0 GiB. First and last seven tie: *yes*
-#   and *open* are closer than the simulator's error. **Choose the first:** their insides come back when others are gone,
-#   so their teeth are lower.
+#   and *open* are closer than the simulator's error. **Choose the first:** their insides come back last, so their teeth
+#   are lower.
 # - **Cast weights:** autocast's bf16 copies stay until its `with` ends, a plain block's until its backward. With
 #   `cache_enabled=False` a checkpointed block drops its copies at once, and the last tooth decides. With the default
 #   AdamW the optimizer step decides.
@@ -554,10 +553,10 @@ for case, (n, times, margin) in CASES.items():
           f"{reserved_of(blocks) / 2**30:.1f} GiB (simulated), {percent:.0f}% more operations (from the count)")
 
 # %% [markdown]
-# **Read it.** The margin decides: seven blocks become five or eleven. 4 sequences, two times, need 14: in the second pass
-# the gradients of the first stand already. **Or accumulate:** 2 sequences, two times, are 4 sequences' tokens without a checkpoint.
+# **Read it.** The margin decides: seven blocks become five or eleven. 4 sequences, two times, need 14: the first pass's
+# gradients stand in the second. **Or accumulate:** 2 sequences, two times, are 4 sequences' tokens without a checkpoint.
 #
-# A GPU ran other ways, never the first $k$:
+# A GPU ran other ways, never the first $k$. In its picture, look left of the line:
 
 # %%
 record = recorded("gpt1b_recompute")[0]
@@ -596,8 +595,9 @@ show(figure, alt="Tokens a second over the memory that a step reserved, for four
 # %% [markdown]
 # ## Recap
 #
-# **The answer.** Find the moment that decides the peak. If it is the loss, checkpoint the first blocks, as many as the
-# overflow asks for: at 1.3B seven of 24 (4 sequences, 40 GB, simulated), for 7% more operations.
+# **The answer.** Find the moment that decides the peak. If it is where backward begins, checkpoint the first blocks, as
+# many as the overflow asks for: at 1.3B seven of 24 (4 sequences, 40 GB, simulated), for 7% more operations. Compare the
+# time with fewer sequences a step.
 #
 # | the peak | lower it by | price at 1.3B |
 # |---|---|---|
@@ -605,7 +605,7 @@ show(figure, alt="Tokens a second over the memory that a step reserved, for four
 # | loss peak: logits | the loss in chunks | 2% more operations by hand |
 # | loss peak: activations | fewer sequences, accumulated | gradients stay, smaller products |
 # | | the first $k$ blocks, longer segments | 1% more operations a block |
-# | | selective | 2.8, 1.8, 1.2, 1.1 times the time at 1, 2, 4, 8 sequences (recorded: H200, eager 2.11) |
+# | | selective | 2.8 to 1.1 times the time, from 1 to 8 sequences (recorded: H200, eager 2.11) |
 # | first tooth | every block | 25% more operations |
 # | | segments nearer $\sqrt{n/(1+r)}$ | |
 # | last tooth | shorter segments, smaller states | |
