@@ -20,7 +20,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 65, and 80 for the lab | any laptop; it runs on the CPU | under a minute of computing on two CPU cores |
+# | 65, and 80 for the lab | any laptop, on its CPU | under a minute of computing on two CPU cores |
 
 # %% tags=["setup"]
 here = setup("beginner/03")
@@ -67,7 +67,7 @@ my_bet = ...
 #
 # Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ it is worth $(-1)^s \cdot 2^{1-b} \cdot f / 2^m$ instead:
 # zero and the **subnormal** numbers, of which $f = 1$ is the *smallest*. An $e$ of all ones means infinity or NaN. New words:
-# [glossary](../00_glossary.ipynb). Compare lengths, and then gaps:
+# [glossary](../00_glossary.ipynb). Compare the lengths, then the gaps:
 
 # %%
 names = [name for name in FORMATS if "fp8" not in name]
@@ -221,7 +221,7 @@ for name, records in plain.items():
     summary(name, records)
 
 # %% [markdown]
-# **Read it.** Each line has the first loss and the mean of the last five.
+# **Read it.** Each line has the first loss and the mean of the last five. All four learn.
 #
 # ### Planted: a loss that is too small
 #
@@ -347,7 +347,7 @@ with torch.autocast("cpu", dtype=FP16):
 # %% [markdown]
 # ## 5. Four faults
 #
-# Each runs in fp16 with a scaler, once more with CUDA's list, and beside its **twins** in bf16 and fp32.
+# Each runs in fp16 with a scaler, again with CUDA's list, and beside its **twins** in bf16 and fp32.
 
 # %%
 def twins(fault):
@@ -455,7 +455,7 @@ skipped = [r for r in losses["fp16"] if r.skipped]
 print(f"skipped: {len(skipped)}, of which {sum(not math.isfinite(r.loss) for r in skipped)} with a loss that is not finite")
 
 # %% [markdown]
-# **Diagnose it.** The loss breaks first, and is not finite in any skipped step. It breaks *before* the scale, so no
+# **Diagnose it.** The loss breaks first, and in every skipped step. That is *before* the scale, so no
 # scale cures it: $e^{x}$ passes 65,504 at $x = 11.1$. Lift the loss to fp32, or use `F.cross_entropy`, which subtracts the maximum first.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
@@ -576,7 +576,7 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 # | 8 | a flat loss: what share of the weights moved? | 16-bit weights: keep fp32 ones (§3) |
 # | 9 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (§6) |
 #
-# **Ranks** average gradients, so one rank's NaN reaches all. In bf16 DDP and FSDP2 step with it, DeepSpeed's ZeRO
+# **Ranks** average gradients, so one rank's NaN reaches all. In bf16, DDP and FSDP2 step with it, DeepSpeed's ZeRO
 # [skips](https://github.com/deepspeedai/DeepSpeed/pull/8035) the step [in silence](https://github.com/deepspeedai/DeepSpeed/issues/8415), and Megatron-LM
 # [stops](https://github.com/NVIDIA/Megatron-LM/blob/main/pretrain_gpt.py). In fp16 all must skip together, as FSDP2's `GradScaler`
 # [does](https://github.com/pytorch/pytorch/pull/132816).
@@ -639,7 +639,7 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 # # zero gradients: [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
 # ```
 #
-# Section 3's table reads it. In fp16 an infinite gradient may be a scaler's search.
+# Read it by section 3's table. In fp16 an infinite gradient may be a scaler's search.
 # `torch.autograd.set_detect_anomaly(True)` names the line whose backward made NaN; `TrainingArguments(debug="underflow_overflow")`
 # prints the largest numbers before it.
 #
@@ -711,7 +711,7 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
 #
-# In a healthy run both counts stand still in bf16; in fp16 `skipped_steps` grows as section 3 says.
+# In a healthy run `bad_batches` stands still, and in bf16 `skipped_steps`; in fp16 that grows as section 3 says.
 #
 # **transformers** leaves NaN out of the mean loss that it logs. Log unfiltered, and stop before such weights are saved:
 #
