@@ -13,11 +13,14 @@
 #
 # **The question.** A mixed-precision run stalls, or turns to NaN. Which number broke, and where?
 #
-# **Promise.** You plant faults, read what each leaves in a record, down to the layer or row, and cure it. The recap shows which formats each strikes.
+# **In short.** Repeat the run in fp32. If this *twin* fails, too, suspect the learning rate, the data or a bug. If it trains, look in
+# the 16-bit run for the first tensor that is not finite, for zeros, and for weights that hardly move.
+#
+# **Promise.** You plant faults, find each in a record, and cure it.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 65, and 80 for the lab | any laptop; this lesson runs on the CPU everywhere | under a minute of computing on two CPU cores |
+# | 65, and 80 for the lab | any laptop, on its CPU | under a minute of computing on two CPU cores |
 
 # %% tags=["setup"]
 here = setup("beginner/03")
@@ -44,8 +47,8 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # %% [markdown]
 # ## A bet
 #
-# This is the record of a run in fp16 with loss scaling. In a run like it, at step 17 one NaN ("not a number") stands in the data, in
-# one row. Does the training loss become NaN for good (`"dies"`), or does training go on (`"lives"`)? Section 6 runs it.
+# This is a healthy run in fp16 with loss scaling: no step is skipped. In a run like it, one NaN ("not a number") stands in the data of
+# step 17. Does the training loss become NaN for good (`"dies"`), or not (`"lives"`)? Section 6 runs it.
 
 # %%
 show(draw_flight(healthy_run(17), title="The first 17 steps of a healthy run in fp16, by the flight recorder of section 3"),
@@ -64,7 +67,7 @@ my_bet = ...
 #
 # Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ it is worth $(-1)^s \cdot 2^{1-b} \cdot f / 2^m$ instead:
 # zero and the **subnormal** numbers, of which $f = 1$ is the *smallest*. An $e$ of all ones means infinity or NaN. New words:
-# [glossary](../00_glossary.ipynb).
+# [glossary](../00_glossary.ipynb). Compare the lengths, then the gaps:
 
 # %%
 names = [name for name in FORMATS if "fp8" not in name]
@@ -80,9 +83,8 @@ for dtype, name in [(FP32, "fp32"), (FP16, "fp16"), (BF16, "bf16")]:
     assert torch.finfo(dtype).max == FORMATS[name].largest, f"{name}: the formula differs from PyTorch"
 
 # %% [markdown]
-# **Read it.** bf16 is fp32 without 16 mantissa bits. fp16 has three exponent bits fewer: more digits, and a range that
-# ends at 65,504. tf32 serves only matmuls and convolutions of fp32 tensors. 8 bits: [lesson
-# 20](../advanced/20_eight_bits.ipynb).
+# **Read it.** bf16 is fp32 without 16 mantissa bits. fp16 has more digits than bf16, and a range that ends at 65,504. tf32 serves
+# only matmuls and convolutions of fp32 tensors. 8 bits: [lesson 20](../advanced/20_eight_bits.ipynb).
 #
 # **Question.** In fp16 the step between neighbours is 1 at 1,024 and 2 at 2,048; a sum halfway goes to the neighbour
 # whose last bit is 0. You count `n = n + 1` from zero. At which number does the counter stop for ever?
@@ -107,8 +109,9 @@ print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinit
       "  a mean over no label:", F.cross_entropy(torch.zeros(2, 3), torch.tensor([-100, -100])))
 
 # %% [markdown]
-# **Read it.** `True` means swallowed. bf16 swallows updates eight times larger than fp16 does, so mixed precision keeps weights
-# in fp32. NaN comes from infinities that meet each other or a zero (softmax of a row that is all masked), from 0/0 (all labels ignored), and from the root or logarithm of a negative number.
+# **Read it.** `True` means swallowed. bf16 swallows updates up to eight times larger than fp16 does, so mixed precision keeps weights
+# in fp32. NaN comes from infinity minus infinity (softmax of a fully masked row), 0 times infinity, 0/0 (all labels ignored),
+# and the root or logarithm of a negative number.
 #
 # ## 3. A run, and its flight recorder
 #
@@ -136,8 +139,8 @@ print(network(Norm))  # its names stand in the records
 # before the step. If one is not finite, it skips the step and halves the scale; after enough good steps it doubles it.
 #
 # The *flight recorder* notes of each step the loss, the scale, the norm of the gradients (after backward, and as the
-# optimizer stepped with them), and the **first** tensor that is not finite. It works by hooks, which PyTorch calls with each module's
-# output and with the gradient that comes back to it:
+# optimizer stepped with them), and the **first** tensor that is not finite. PyTorch's *hooks* hand it each module's output
+# and the gradient that comes back:
 
 # %%
 def first_bad(model, x, y, scale=1.0):
@@ -166,7 +169,7 @@ for scale in (2.0**16, 2.0**30):
     print(f"scale 2^{math.log2(scale):.0f}:", first_bad(network(Norm), inputs[0], labels[0], scale))
 
 # %% [markdown]
-# The recorder hooks inputs, too, and so tells five kinds apart:
+# The recorder hooks inputs, too, and tells five kinds apart:
 #
 # | kind | that tensor | accuses |
 # |---|---|---|
@@ -218,11 +221,11 @@ for name, records in plain.items():
     summary(name, records)
 
 # %% [markdown]
-# **Read it.** Each line has the first loss and the mean of the last five, NaN if one of them is. What breaks from here on is **planted**.
+# **Read it.** Each line has the first loss and the mean of the last five. All four learn.
 #
 # ### Planted: a loss that is too small
 #
-# Multiply the loss by one millionth, the learning rate by a million: on paper the same training.
+# Multiply the loss by one millionth, the learning rate by a million: on paper the same training. Where do gradients lie?
 
 # %%
 tiny = {"loss_weight": 1e-6}
@@ -237,13 +240,13 @@ show(draw_gradient_sizes(gradients, 2.0**16, title="A tiny loss: its gradients a
      alt="Two histograms of gradient sizes. As they are, all lie where fp16 has only zero; times 65,536 nearly all lie above.")
 
 # %% [markdown]
-# **Read it.** These gradients, handed back from module to module, were computed in fp32 (after [Micikevicius and others](https://arxiv.org/abs/1710.03740)). fp16 rounds to
-# zero what is below $2^{-25}$, so without a scaler nothing is left: the network is frozen. The scale lifts them into range.
+# **Read it.** The picture has gradients between modules, computed in fp32 (after [Micikevicius and others](https://arxiv.org/abs/1710.03740)).
+# fp16 rounds to zero what is below $2^{-25}$. Without a scaler the network is frozen: only the batches change its loss.
 #
 # ### Planted: a scale that is too large
 #
-# Start the scale at $2^{30}$. Predict the skips: a batch's largest gradient (here a weight's) times the scale must not pass 65,504. A
-# skip leaves the weights, so each batch meets the first ones. This scaler doubles after 10 good steps, PyTorch's after 2,000.
+# Start the scale at $2^{30}$. Predict the skips: a batch's largest gradient of a parameter times the scale must not pass 65,504. Until
+# the first good step the weights stay as they were. This scaler doubles after 10 good steps, PyTorch's after 2,000.
 
 # %%
 def largest_gradient(step):
@@ -264,8 +267,8 @@ show(draw_scale(falling, title="A healthy scale: it searches, and then it saws (
      alt="The scale falls from 2^30 by a skip a step, then rises and falls again like a saw, with a skip at each tip.")
 
 # %% [markdown]
-# **Read it.** Skips are how a scaler *searches*, and no fault. They never end: the scale doubles until a step overflows. As many skips as doublings: at PyTorch's interval at most one in 2,000 steps. A
-# scale that falls without end is a fault.
+# **Read it.** Skips are how a scaler *searches*, and no fault. They never end: the scale doubles until a step overflows. In the long run
+# a level scale skips as often as it doubles: at PyTorch's interval, at most once in 2,000 steps. A scale that falls without end is a fault.
 #
 # **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
 # steps are skipped before the first good one?
@@ -278,7 +281,7 @@ check("03.skipped_steps", skipped_steps)
 # ### Planted: weights in bf16
 #
 # `model.to(bfloat16)` halves the memory of weights, gradients and Adam's moments. Adam moves a weight by about the learning rate.
-# Between $2^k$ and $2^{k+1}$ neighbours in bf16 are $2^{k-7}$ apart, so a move below $2^{k-8}$ is swallowed. So which share never moves?
+# Between $2^k$ and $2^{k+1}$ neighbours in bf16 are $2^{k-7}$ apart, so a move below $2^{k-8}$ is swallowed. Which share never moves?
 
 # %%
 def fine_tune(weights, lr):
@@ -305,13 +308,13 @@ in_bf16 = [fine_tune(BF16, lr) for lr in (1.5e-5, 3e-5, 6e-5)]
 in_fp32_weights = fine_tune(FP32, 3e-5)
 
 # %% [markdown]
-# **Read it.** Most updates are swallowed, as predicted, without a skip. Cure: fp32 weights, or an optimizer with an fp32 copy.
+# **Read it.** Most weights end where they began, as predicted. Cure: fp32 weights, or an optimizer with an fp32 copy.
 # **transformers 5** loads a checkpoint [in its own dtype](https://github.com/huggingface/transformers/pull/42805), often bf16, even
 # under `bf16=True`: pass `dtype=torch.float32`.
 #
 # ## 4. What must stay in fp32
 #
-# `autocast` runs matmuls in 16 bits and lifts fragile operations to fp32: the CPU's choice beside [CUDA's
+# `autocast` runs matmuls in 16 bits and lifts fragile operations to fp32. Compare the CPU's choice with [CUDA's
 # published list](https://docs.pytorch.org/docs/stable/amp.html).
 
 # %%
@@ -328,7 +331,7 @@ table = {"CPU, fp16 (measured)": map(str, on_cpu.values()), "CUDA (published)": 
 pd.DataFrame(table, index=pd.Index(on_cpu, name="result of"))
 
 # %% [markdown]
-# **Read it.** The CPU lifts losses, but neither softmax nor norms nor powers. Below, `CudaList` emulates CUDA's autocast. Your own cure works everywhere: no autocast around the fragile part, and fp32 into it.
+# **Read it.** Of these seven the CPU lifts only the two losses. Below, `CudaList` emulates CUDA's autocast. Your own cure works on both: no autocast around the fragile part, and fp32 into it.
 
 # %%
 class Fp32Norm(Norm):
@@ -344,7 +347,7 @@ with torch.autocast("cpu", dtype=FP16):
 # %% [markdown]
 # ## 5. Four faults
 #
-# Each runs in fp16 with a scaler, once more with CUDA's list, and beside its **twins** in bf16 and fp32.
+# Each runs in fp16 with a scaler, again with CUDA's list, and beside its **twins** in bf16 and fp32.
 
 # %%
 def twins(fault):
@@ -366,10 +369,10 @@ for name, records in unclipped.items():
 print(f"a network whose gradients are all zero ends at {ending(stalled):.2f} on these batches")
 
 # %% [markdown]
-# **Diagnose it.** fp16 ends where a frozen network does. It stepped with $1/65536$: somebody clipped *scaled*
-# gradients, and the scaler divided afterwards ([as
+# **Diagnose it.** fp16 ends where a frozen network does. It stepped with a norm of $1/65536$: somebody clipped *scaled*
+# gradients, and the scaler divided afterwards ([as in
 # Lightning](https://github.com/Lightning-AI/pytorch-lightning/issues/9694) in 2021). Cure: `scaler.unscale_(optimizer)`
-# before `clip_grad_norm_`. Adam divides by the gradients' size and hides the fault from the loss: look at the norms.
+# before `clip_grad_norm_`. Adam divides by the gradients' size and trains in spite of the fault: look at the norms.
 
 # %%
 cured = train(FP16, scaled=True, clip=1.0)
@@ -380,7 +383,7 @@ summary(f"the fault, with Adam, whose step 0 had a norm of {with_adam[0].step_no
 # %% [markdown]
 # ### (b) The loss stands still, and the scale is not the reason
 #
-# The inputs come in raw sensor units, a thousand times larger.
+# The inputs come in raw sensor units, a thousand times larger. Look at the map of zero gradients.
 
 # %%
 raw = {"batches": 1000 * inputs}
@@ -391,10 +394,9 @@ show(draw_flight(norms["fp16"], title="(b) fp16: only the last bias learns; othe
          "else the gradients of all layers, the last one's weights too, are zero.")
 
 # %% [markdown]
-# **Diagnose it.** bf16 and fp32 train: it is range. fp16 starts near $\ln 8$, the loss of eight equal outputs, where its twins
-# start at 2.31 with the same weights: its last norm puts out zeros. What is left, and still learns, is the small bias of `4`. The recorder names
-# `3`, a `Norm`, whose backward made NaN for its *input*; so the map, of parameters, is red before `3`. Our own hooks agree, and
-# section 4 has the cure:
+# **Diagnose it.** bf16 and fp32 train: it is range. fp16 starts near $\ln 8$, the loss of eight equal outputs: its last norm puts out
+# zeros. Only the bias of `4` still learns. The recorder names `3`, a `Norm`: its backward made NaN for its *input*. The map shows
+# parameters, and is red before `3`. Our hooks agree; section 4 has the cure:
 
 # %%
 print(first_bad(network(Norm), raw["batches"][0], labels[0], scale=2.0**16))
@@ -403,7 +405,7 @@ summary("fp16, Fp32Norm", lifted)
 
 # %% [markdown]
 # **Read it.** $x^2$ overflows, $1/\sqrt{\infty} = 0$, and the norm quietly returns zeros. CUDA's autocast prevents this: `pow` and
-# `rsqrt` are on its list. But `x * x` is not:
+# `rsqrt` are on its list. The product `x * x` is not:
 
 # %%
 class ByProduct(Norm):
@@ -433,8 +435,8 @@ print("modules that put out zeros:", silent)
 print("gradients that are all zero:", len(unmoved), "of", len(list(multiplied.parameters())))
 
 # %% [markdown]
-# **Read it.** No NaN, no skip, and nothing but the last bias learns. Activations of 256 are enough, and PyTorch's
-# `nn.RMSNorm` [did the same](https://github.com/pytorch/pytorch/pull/133085) when it was new. Look for *zeros* as you look for NaN.
+# **Read it.** No NaN, no skip, and only the last bias learns. Activations of 256 are enough. PyTorch's `nn.RMSNorm` [overflowed in
+# fp16, too](https://github.com/pytorch/pytorch/pull/133085), when it was new. Look for *zeros* as you look for NaN.
 #
 # ### (c) NaN, and the scale falls without end
 #
@@ -453,10 +455,12 @@ skipped = [r for r in losses["fp16"] if r.skipped]
 print(f"skipped: {len(skipped)}, of which {sum(not math.isfinite(r.loss) for r in skipped)} with a loss that is not finite")
 
 # %% [markdown]
-# **Diagnose it.** Every module is finite, and in each skipped step the loss is not. It breaks *before* the scale, so no scale
-# cures it: $e^{x}$ passes 65,504 at $x = 11.1$, or a quotient falls to zero, whose logarithm is infinite. Lift the loss to fp32, or use `F.cross_entropy`, which subtracts the maximum first.
+# **Diagnose it.** The loss breaks first, and in every skipped step. That is *before* the scale, so no
+# scale cures it: $e^{x}$ passes 65,504 at $x = 11.1$. Lift the loss to fp32, or use `F.cross_entropy`, which subtracts the maximum first.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
+#
+# Look at the first steps. Rings mark where the last norm puts out zeros, as in (b).
 
 # %%
 rates = twins({"lr": 3.0})
@@ -466,8 +470,7 @@ show(draw_twins({name: rates[name] for name in ("fp16", "bf16", "fp32")}, log=Tr
 print("fp16, first losses:", [round(r.loss, 1) for r in rates["fp16"][:3]], "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
 
 # %% [markdown]
-# **Diagnose it.** The loss rose *by* the first skip, and the fp32 twin explodes: the learning rate is to blame. Where a
-# loss falls back (rings), its last norm puts out zeros, as in (b).
+# **Diagnose it.** fp16's loss had risen when it first skipped, and the fp32 twin explodes: the learning rate is to blame.
 #
 # ## 6. Break it, diagnose it: a NaN in the data
 #
@@ -487,12 +490,12 @@ check("03.bet", my_bet)
 
 # %% [markdown]
 # **Diagnose it.** The scaler took the NaN for an overflow and skipped the step: a
-# scaler **hides** bad data. bf16 and fp32 have none, and one such update ended them. With a **guard**, which steps
+# scaler **hides** bad data. bf16 and fp32 have no scaler, and one update ended them. With a **guard**, which steps
 # only if all gradients are finite, bf16 lives, too.
 #
 # ### Lives, and is dead: batch norm
 #
-# A skipped step leaves the *weights*. Batch norm changed its running statistics before that, in forward:
+# A skipped step leaves the *weights*. Batch norm changed its statistics before that, in forward:
 
 # %%
 with_batch_norm = network(nn.BatchNorm1d)
@@ -507,8 +510,8 @@ torch.optim.swa_utils.update_bn(inputs, with_batch_norm)  # statistics anew, fro
 print(f"after update_bn: {100 * with_batch_norm.eval()(inputs[0]).isnan().float().mean().item():.0f}%")
 
 # %% [markdown]
-# **Diagnose it.** Weights are fine and evaluation is dead: a running mean that was NaN stays NaN. Look at the batch *before*
-# forward; `update_bn` computes the statistics anew.
+# **Diagnose it.** Weights are fine and evaluation is dead: a running mean that was NaN stays NaN. `update_bn` computes
+# the statistics anew.
 
 # %% jupyter={"source_hidden": true}
 def still(records):
@@ -539,7 +542,7 @@ print("This run agrees with sections 3 to 6.")
 # %% [markdown]
 # ## Recap: training with AMP stalls or turns to NaN, what do you do?
 #
-# Which faults would your card show? CUDA's list is emulated.
+# CUDA's list is emulated. "Stands still": the loss ends near its start, or above it, as bf16's in (d).
 
 # %% jupyter={"source_hidden": true}
 def verdict(records):
@@ -557,23 +560,24 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
              ).set_index("measured on this CPU")
 
 # %% [markdown]
-# Save the batch and the last good checkpoint before you change anything. Brackets name fault or section (§).
+# Save the batch and the last good checkpoint first. **In short:** repeat the run in fp32. If this twin fails, too, suspect the learning
+# rate (d), the data (e), 0/0 (§2) or a bug. If it trains, look in the 16-bit run for the first tensor that is not finite, for zeros, and for
+# weights that hardly move.
 #
 # | step | look at | if so |
 # |---|---|---|
-# | 1 | does the fp32 twin fail? | learning rate (d), data (e), 0/0 (§2), a bug |
-# | 2 | did the loss rise before the first bad step? | learning rate, warm-up (d) |
-# | 3 | fp16: does the scale saw? | no fault, if the loss falls and the batches are clean (§3) |
-# | 4 | fp16: does it fall without end? (DeepSpeed: "loss scale already at minimum") | forward overflows (c), weights are NaN, or the rate is too large (d) |
-# | 5 | is the first tensor that is not finite an "input"? | data; look before forward (e) |
-# | 6 | of another kind? | the table of §3; `autocast(enabled=False)` and `.float()` there (§4) |
-# | 7 | fp16: the norm stepped with, against the clip | `unscale_` before clipping (a) |
-# | 8 | zero gradients | outputs zero, too? fp32 there (b); else a scaler, or a larger loss (§3) |
-# | 9 | a flat loss: what share of the weights moved? | 16-bit weights: keep fp32 ones (§3) |
-# | 10 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (§6) |
+# | 1 | did the loss rise before the first bad step? | learning rate, warm-up (d) |
+# | 2 | fp16: does the scale fall and rise? | no fault, if the loss falls and the batches are clean (§3) |
+# | 3 | fp16: does it fall without end? (DeepSpeed: "loss scale already at minimum") | overflow in forward (c), NaN in weights, too large a rate (d) |
+# | 4 | is the first tensor that is not finite an "input"? | data; look before forward (e) |
+# | 5 | of another kind? | the table of §3; `autocast(enabled=False)` and `.float()` there (§4) |
+# | 6 | fp16: the norm stepped with, against the clip | `unscale_` before clipping (a) |
+# | 7 | are gradients zero? | with outputs of zero: fp32 there (b); else a scaler, or a larger loss (§3) |
+# | 8 | a flat loss: what share of the weights moved? | 16-bit weights: keep fp32 ones (§3) |
+# | 9 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (§6) |
 #
-# **Ranks** average gradients, so one rank's NaN is everybody's. In bf16 DDP and FSDP2 step with it, DeepSpeed's ZeRO
-# [skips](https://github.com/deepspeedai/DeepSpeed/pull/8035) it [in silence](https://github.com/deepspeedai/DeepSpeed/issues/8415), and Megatron-LM
+# **Ranks** average gradients, so one rank's NaN reaches all. In bf16, DDP and FSDP2 step with it, DeepSpeed's ZeRO
+# [skips](https://github.com/deepspeedai/DeepSpeed/pull/8035) the step [in silence](https://github.com/deepspeedai/DeepSpeed/issues/8415), and Megatron-LM
 # [stops](https://github.com/NVIDIA/Megatron-LM/blob/main/pretrain_gpt.py). In fp16 all must skip together, as FSDP2's `GradScaler`
 # [does](https://github.com/pytorch/pytorch/pull/132816).
 #
@@ -635,11 +639,11 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 # # zero gradients: [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
 # ```
 #
-# Section 3's table says what each accuses. In fp16 an infinite gradient may be a scaler's search.
-# `torch.autograd.set_detect_anomaly(True)` names a NaN's line; `TrainingArguments(debug="underflow_overflow")` prints the largest
-# numbers before it.
+# Read it by section 3's table. In fp16 an infinite gradient may be a scaler's search.
+# `torch.autograd.set_detect_anomaly(True)` names the line whose backward made NaN; `TrainingArguments(debug="underflow_overflow")`
+# prints the largest numbers before it.
 #
-# **The twin** tells faults of the format from others. It repeats the run since the last good checkpoint:
+# **The twin** repeats the run since the last good checkpoint:
 #
 # ```python
 # import copy, torch
@@ -707,9 +711,9 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
 #
-# In a healthy run `bad_batches` stands still. So does `skipped_steps` in bf16; in fp16, after the search, it grows by at most one in 2,000 steps.
+# In a healthy run `bad_batches` stands still, and in bf16 `skipped_steps`; in fp16 that grows as section 3 says.
 #
-# **transformers** leaves NaN out of the mean that it logs, 0 where nothing is left. Log unfiltered, and stop before such weights are saved:
+# **transformers** leaves NaN out of the mean loss that it logs. Log unfiltered, and stop before such weights are saved:
 #
 # ```python
 # import math  # You have: model, dataset
