@@ -97,6 +97,7 @@ def test_a_record_stands_beside_its_simulation() -> None:
     assert list(table["held to"]) == ["no limit", "14.90 GiB"]
     assert list(table["simulated"]) == [2, 2] and list(table["allocated"]) == [3, 3]
     assert list(table["reserved"]) == [4, 4] and list(table["images/s"]) == [100, 100]
+    assert list(table["reserved - simulated"]) == [2, 2]
 
 
 def test_gradients_count_as_in_their_batch_and_hooks_are_gone() -> None:

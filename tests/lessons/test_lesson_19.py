@@ -14,11 +14,11 @@ from torch import Tensor
 
 from utils.lessons.lesson_19 import at_size, routing, workers
 from utils.lessons.lesson_19.exchange import RoutingError, gathered_counts, held_experts
-from utils.lessons.lesson_19.figures_at_size import peak_parts
+from utils.lessons.lesson_19.figures_at_size import draw_loads, peak_parts
 from utils.lessons.lesson_19.layers import Mixture, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.mistakes import once
 from utils.lessons.lesson_19.published import STEP_TFLOPS, STEP_TOKENS
-from utils.lessons.lesson_19.tables import MOST_TOKENS, most_tokens, print_tokens
+from utils.lessons.lesson_19.tables import print_choice, print_loads, print_step
 from utils.lessons.lesson_19.training import Losses, one_thread, train
 from utils.ranks import run_ranks
 from utils.simulation.devices import simulated_device
@@ -253,13 +253,10 @@ def test_parts_of_a_peak_add_up() -> None:
     assert peak_parts(in_gib, 22 * 2**30, 9 * 2**30) == [4, 8, 2, 0, 0, 30, 1]
 
 
-def test_more_sequences_than_the_tables_go_to_do_not_fit() -> None:
+def test_three_sequences_fit_a_card_and_a_fourth_does_not() -> None:
     usable = simulated_device("H100").usable_bytes
-    fits, not_any_more = (
-        at_size.qwen3_30b_a3b(layers_again=True, sequences=MOST_TOKENS // at_size.TOKENS + more)
-        for more in (0, 1)
-    )
-    assert fits.peak_bytes < usable < not_any_more.peak_bytes
+    three, four = (at_size.qwen3_30b_a3b(layers_again=True, sequences=n) for n in (3, 4))
+    assert three.peak_bytes < usable < four.peak_bytes
 
 
 def test_published_products_are_those_of_a_token_without_what_is_recomputed() -> None:
@@ -269,15 +266,54 @@ def test_published_products_are_those_of_a_token_without_what_is_recomputed() ->
     assert at_size.token_flops(2048)[0] < rest, "attention is less in shorter sequences"
 
 
-@pytest.mark.parametrize("most", [0, 1, 1856, MOST_TOKENS - 1, MOST_TOKENS])
-def test_the_most_tokens_of_a_choice(most: int) -> None:
-    assert most_tokens(lambda n: n <= most) == most
+def test_loads_that_no_run_has_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    print_loads(
+        "EP 8 is faster", (1024, 4096), {"hidden": [8.0, 0.99], "not": [7.94, 1.0]}, worst=8
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in said[3:]] == [["hidden", "always", "never"], ["not", "7.9", "1.0"]]  # fmt: skip
 
 
-def test_tokens_that_no_card_holds_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_tokens("EP 16 is faster", (70, 400), {"hidden": [1222, MOST_TOKENS]})
+def test_a_predicted_step_stands_beside_the_published_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_step({190.0: STEP_TOKENS / 2}, evenly=5000.0)
     said = capsys.readouterr().out
-    assert "1,222 " in said and f"over {MOST_TOKENS:,}" in said
+    assert "190 TFLOP/s:  6,020 tokens/s; predicted / published 0.50" in said
+    assert "190 TFLOP/s with experts drawn evenly: 5,000" in said
+
+
+def test_the_choice_changes_one_assumption_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def load_of(tokens: int, **case: float) -> float:
+        asked.append((tokens, case))
+        return 2.0
+
+    print_choice(load_of, (1024, 4096), 6.0, 4.0, 380)
+    for _, case in asked:
+        assert len(case.keys() - {"hidden"}) <= 1
+    assert (1024, {"rows": 3.0}) in asked and (4096, {"speed": 760}) in asked
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.split()[-2:] for line in last] == [["64", "256"], ["214", "858"]], "3,350 GB/s"
+
+
+def test_a_step_in_parts_is_its_products_and_a_third_more() -> None:
+    rest, experts = at_size.step_parts(2 * at_size.TOKENS, 380)
+    products = 4 / 3 * sum(at_size.token_flops()) * 2 * at_size.TOKENS
+    assert (rest + experts) * 380e12 == pytest.approx(products)
+
+
+def test_the_band_and_its_lines_are_drawn_from_the_function_given() -> None:
+    asked = []
+
+    def load_of(tokens: float, speed: float = 20.0, slower: int = 1) -> float:
+        asked.append((speed, slower))
+        return 4096 * slower * speed / 20 / tokens
+
+    figure = draw_loads(load_of, {"a": {}, "b": {"slower": 2}, "c": {"slower": 3}}, (10, 40), 370e0)
+    assert set(asked) == {(10, 1), (40, 1), (20.0, 1), (20.0, 2), (20.0, 3)}
+    assert "20 TFLOP/s" in figure.axes[0].get_title("left")
 
 
 def test_rows_that_leave_a_node() -> None:

@@ -30,6 +30,7 @@ def test_lesson_02_trains_in_mixed_precision(tmp_path: Path) -> None:
     assert "bf16; simulated for batch 1024 in fp16 on a T4: " in printed
     again = _run(tmp_path, (), "resnet50_amp.py", "8", "2", "fake")
     assert re.findall(r"epoch \d+", again) == ["epoch 1"], "it goes on from what it saved"
+    assert not list(tmp_path.glob("*.new")), "what it saves is moved to its place"
 
 
 @pytest.mark.slow

@@ -163,6 +163,13 @@ def token_flops(length: int = TOKENS) -> tuple[float, float]:
     return 6.0 * rest, 6.0 * c.num_hidden_layers * experts
 
 
+def step_parts(tokens: int, tflops: float) -> tuple[float, float]:
+    """Seconds of all but the experts, and of the experts, with forward once more, in sequences of at most 4,096 tokens."""
+    rest, experts = token_flops(min(tokens, TOKENS))
+    seconds = 4 / 3 * tokens / (tflops * 1e12)
+    return rest * seconds, experts * seconds
+
+
 def _language_step(sequences: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
     tokens = torch.zeros(sequences, TOKENS, dtype=torch.long)
     logits = model(input_ids=tokens, use_cache=False).logits

@@ -46,7 +46,7 @@ def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
         axes.set_yticks(range(len(models)), list(models))
         axes.set_ylim(len(models) - 0.5, -0.6)
         axes.set_xlabel("parameters, B = 10\N{SUPERSCRIPT NINE} (log scale)")
-        axes.set_title("Arithmetic follows the circles, model states the squares")
+        axes.set_title("What a token uses, and what is held")
         axes.grid(False, axis="y")
         figure.legend(loc="outside lower center", ncols=2, fontsize=10)
         figure.supxlabel(

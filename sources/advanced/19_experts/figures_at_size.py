@@ -15,52 +15,46 @@ from utils.views.style import course_style, empty_figure, print_evidence
 _ROWS, _WEIGHTS, _EXPERTS = "#bd1f01", "#2a6db0", "#832db6"
 
 
-_LINES = (("-", _WEIGHTS, 2.5), (":", _WEIGHTS, 2.0), ("--", _ROWS, 2.5), ("-.", _ROWS, 1.5))
-
-
-def draw_choice(
-    seconds: Callable[..., float],
-    ways: Mapping[str, tuple[Any, float, bool]],
-    crossings: Mapping[float, Sequence[int]],
+def draw_loads(
+    load_of: Callable[..., float],
+    cases: Mapping[str, Mapping[str, Any]],
+    around: Sequence[float],
     link_rate: float,
 ) -> Figure:
-    """A step's time over that of computing at load 1, by a rank's tokens, a panel for each speed of computing.
+    """The load up to which rows are faster than weights, by a rank's tokens: a line for each case.
 
     Args:
-        seconds: of a step, by (layout, tokens, TFLOP/s, load, whether weights hide).
-        ways: {name: (layout, load, whether weights hide)}: weights that hide, weights that do not, rows at two loads.
-        crossings: {TFLOP/s: tokens at which rows at these two loads take as long as weights that hide}.
+        load_of: that load, by (tokens, **case).
+        cases: three of them; the first has a band, and all else is reckoned in its middle.
+        around: TFLOP/s of the first case's band, least and most.
         link_rate: GB/s of one rank, at which rows and weights were reckoned.
     """
-    tokens = [2 ** (power / 4) for power in range(32, 55)]
-    rows = list(ways.values())[2:]
+    tokens = [2 ** (power / 8) for power in range(72, 113)]
+    looks = (("-", _WEIGHTS, 2.8), ("--", _EXPERTS, 2.0), (":", _ROWS, 2.5))
     with course_style():
-        figure = Figure(figsize=(9.0, 4.4), layout="constrained")
-        places = figure.subplots(1, len(crossings), sharey=True)
-        for axes, (speed, counts) in zip(places, crossings.items(), strict=True):
-
-            def over(n: float, layout: Any, load: float, hides: bool, at: float = speed) -> float:
-                return seconds(layout, n, at, load, hides) / seconds((0.0, 0.0), n, at, 1, True)
-
-            for (name, way), (line, color, wide) in zip(ways.items(), _LINES, strict=True):
-                label = name if axes is places[0] else ""
-                times = [over(n, *way) for n in tokens]
-                axes.plot(tokens, times, line, color=color, lw=wide, label=label)
-            for count, way in zip(counts, rows, strict=True):
-                time = over(count, *way)
-                axes.plot(count, time, "o", ms=7, color="white", markeredgecolor="black", zorder=4)
-                axes.text(count * 0.93, time - 0.04, f"{count:,}", ha="right", va="top", fontsize=10)  # fmt: skip
-            axes.set_xscale("log", base=2)
-            axes.set_xticks([2**n for n in (8, 10, 11, 12, 13)], ["256", "1k", "2k", "4k", "8k"])
-            axes.set_ylim(0.95, 2.6)
-            axes.set_title(f"{speed:g} TFLOP/s", fontsize=11)
-            axes.set_xlabel("tokens a rank")
-        places[0].set_ylabel("time of a step / computing at load 1")
-        figure.suptitle(
-            f"Qwen3-30B-A3B on 8 H100, bf16, NVLink at {link_rate:.0f} GB/s, layers recomputed,\n"
-            "gradients summed in fp32, sequences of at most 4,096 tokens",
+        figure, axes = empty_figure(height=4.4)
+        first = next(iter(cases.values()))
+        low, high = ([load_of(n, **first, speed=speed) for n in tokens] for speed in around)
+        said = f"{next(iter(cases))}, {around[0]:g} to {around[1]:g} TFLOP/s"
+        axes.fill_between(tokens, low, high, color=_WEIGHTS, alpha=0.18, lw=0, label=said)
+        for (name, case), (line, color, wide) in zip(cases.items(), looks, strict=True):
+            loads = [load_of(n, **case) for n in tokens]
+            axes.plot(tokens, loads, line, color=color, lw=wide, label=name)
+        axes.text(600, 1.15, "below a line:\nEP 8 is faster", fontsize=11)
+        axes.text(15_500, 5.6, "above a line:\nFSDP alone is faster", fontsize=11, ha="right")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([2**n for n in range(9, 15)], ["512", "1k", "2k", "4k", "8k", "16k"])
+        axes.set_yscale("log", base=2)
+        axes.set_yticks([1, 1.5, 2, 3, 4, 6, 8], ["1", "1.5", "2", "3", "4", "6", "8"])
+        axes.minorticks_off()
+        axes.set_xlim(512, 2**14)
+        axes.set_ylim(1, 8)
+        axes.set_xlabel("tokens a rank and micro-batch")
+        axes.set_ylabel("load of EP 8")
+        axes.set_title(
+            f"Qwen3-30B-A3B on 8 H100, bf16, {(around[0] * around[1]) ** 0.5:.0f} TFLOP/s, NVLink at {link_rate:.0f} GB/s, layers recomputed,\n"
+            "gradients summed in fp32, rows never hidden: where both take equally long",
             fontsize=11,
-            weight="bold",
         )
         figure.legend(loc="outside lower center", ncols=2, fontsize=10)
         print_evidence(figure, [Evidence.PREDICTED])
@@ -112,7 +106,7 @@ def draw_peaks(bars: Mapping[str, Sequence[float]], limit_gib: float) -> Figure:
         axes.set_xlim(0, 110)
         axes.set_xticks(range(0, 100, 20))
         axes.set_xlabel(
-            "GiB of one rank at its peak; a bar without gradients peaks before the first is made",
+            "GiB of one rank at its peak, at another moment in each bar: the first lies before any gradient",
             fontsize=11,
         )
         axes.set_title(
@@ -175,11 +169,13 @@ _PLACES = (0.2, 0.4, 0.6, 0.8)
 def _draw_replicas(axes: Axes) -> None:
     for y in (0.62, 0.08):
         axes.scatter(0.5, y + 0.26, s=60, color=_ROWS, edgecolor="black", zorder=3)
-        for eighth in range(8):
-            x = 0.15 + eighth * 0.1
-            axes.scatter(x, y + 0.1, s=45, marker="s", color=_EXPERTS, edgecolor="black", zorder=3)
-            _row(axes, (0.5, y + 0.24), (x, y + 0.13), 1)
-    axes.text(0.96, 0.62, "its 8 experts", ha="right", fontsize=10)
+        for rank in range(8):
+            x, asked = 0.15 + rank * 0.1, rank in (0, 2, 3, 5, 7)
+            face = _EXPERTS if asked else "white"
+            axes.scatter(x, y + 0.1, s=45, marker="s", color=face, edgecolor="black", zorder=3)
+            if asked:
+                _row(axes, (0.5, y + 0.24), (x, y + 0.13), 1)
+    axes.text(0.96, 0.62, "its experts, on 5 of 8 ranks", ha="right", fontsize=10)
     axes.text(0.96, 0.08, "their replicas", ha="right", fontsize=10)
     look = {"arrowstyle": "<->", "color": _WEIGHTS, "ls": "--", "lw": 3}
     axes.annotate("", (0.25, 0.6), (0.25, 0.4), arrowprops=look)
@@ -206,6 +202,9 @@ def _draw_once(axes: Axes) -> None:
 def _draw_ends(axes: Axes) -> None:
     axes.scatter(0.5, 0.74, s=60, color=_ROWS, edgecolor="black", zorder=3)
     axes.text(0.5, 0.81, "a token's vector", ha="center", fontsize=10)
+    for x in (0.14, 0.28, 0.72, 0.86):
+        axes.scatter(x, 0.68, s=60, marker="s", color=_EXPERTS, edgecolor="black", zorder=3)
+        _row(axes, (0.48 if x < 0.5 else 0.52, 0.74), (x + (0.03 if x < 0.5 else -0.03), 0.69), 1)
     axes.scatter(
         _PLACES, (0.18,) * 4, s=60, marker="s", color=_EXPERTS, edgecolor="black", zorder=3
     )

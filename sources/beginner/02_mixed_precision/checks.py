@@ -33,8 +33,8 @@ peak_of_1024 = Question(
         12.42: "What does mixed precision add to the states?",
     },
     nudge=(
-        "14 bytes for each parameter, and half of the activations: those of 64 images, times 16. "
-        "A GiB is 1,024 MiB."
+        "14 bytes for each parameter, and half of a for each image. A is in MiB, P in parameters; "
+        "a GiB is 1,024 MiB."
     ),
     note="activations are nearly all of it, which is why the peak nearly halves here",
 )

@@ -82,6 +82,7 @@ def draw_on_the_card(
     figure.set_figheight(HEIGHT)
     axes = figure.axes[0]
     axes.set_ylim(0, highest_gib)
+    axes.set_ylabel("tensors at the peak (GiB)")
     for text, (batch, gib, right, up) in notes.items():
         _note(axes, text, (batch, gib), (right, up))
     for name, runs in lines.items():

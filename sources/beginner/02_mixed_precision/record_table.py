@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 def record_table(
     rows: Sequence[Row], simulated_bytes: Sequence[int], cap_bytes: float
 ) -> pd.DataFrame:
-    """GiB of each run: simulated, allocated and reserved; and its speed.
+    """GiB of each run: simulated, allocated and reserved, and how far beyond its simulation; its speed.
 
     Args:
         rows: of the record.
@@ -31,8 +31,9 @@ def record_table(
             "simulated": peak / GIB,
             "allocated": row["allocated_peak_bytes"] / GIB,
             "reserved": row["reserved_peak_bytes"] / GIB,
+            "reserved - simulated": (row["reserved_peak_bytes"] - peak) / GIB,
             "images/s": round(row["images_per_second"]),
         }
         for row, peak in zip(rows, simulated_bytes, strict=True)
     ]
-    return pd.DataFrame(table).set_index(["precision", "images"]).round(2)
+    return pd.DataFrame(table).set_index(["precision", "images"])

@@ -14,15 +14,17 @@ Batch = tuple[Tensor, Tensor]
 
 
 def toy_network(seed: int) -> nn.Sequential:
-    """Two convolutions and a linear layer; images (batch, 3, 8, 8) to ten logits."""
+    """Two convolutions with BatchNorm, and a linear layer; images (batch, 3, 8, 8) to ten logits."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(16),
         nn.ReLU(),
-        nn.Conv2d(8, 8, 3, stride=2, padding=1),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(32),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(32, 10),
+        nn.Linear(128, 10),
     )
 
 

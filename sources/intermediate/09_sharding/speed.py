@@ -1,4 +1,4 @@
-"""What the planner says of six schemes on 64 GPUs: peak, what a node sends to the others, and speed."""
+"""What the planner says of seven schemes on 64 GPUs: peak, what a node sends, and speed beside unsharded."""
 
 from __future__ import annotations
 
@@ -55,20 +55,26 @@ class Scheme(NamedTuple):
         )
 
 
-# All reduce gradients in bf16. DDP is FSDP2 that shards nothing: it computes in bf16, without autocast.
+# All reduce gradients in bf16. The first is FSDP2 on a mesh of 64 x 1, which shards nothing.
+UNSHARDED, HSDP = "unsharded", "HSDP 8 x 8"
 SCHEMES: dict[str, Scheme] = {
-    "DDP": Scheme(_FSDP, 0),
+    UNSHARDED: Scheme(_FSDP, 0),
     "ZeRO-1": Scheme(_DEEPSPEED, 1),
+    # use_multi_rank_bucket_allreduce=False; in as few calls as by default, so at its fastest.
+    "ZeRO-1 to owners": Scheme(replace(_DEEPSPEED, name="owners", whole_gradients=False), 1),
     "ZeRO-2": Scheme(_DEEPSPEED, 2),
     "ZeRO-3": Scheme(_DEEPSPEED, 3),
     "FSDP2": Scheme(_FSDP, 3),
-    "HSDP 8 x 8": Scheme(_FSDP, 3, GPUS_A_NODE),
+    HSDP: Scheme(_FSDP, 3, GPUS_A_NODE),
 }
-# The same two as PyTorch does it unless told otherwise.
-FP32_GRADIENTS: dict[str, Scheme] = {
-    name: SCHEMES[name]._replace(framework=replace(_FSDP, name="fsdp, fp32", reduce_bytes=4))
-    for name in ("DDP", "HSDP 8 x 8")
-}
+
+
+def with_fp32_gradients(scheme: Scheme) -> Scheme:
+    """The same, with gradients reduced in fp32, as FSDP2 does in this lesson and in its job."""
+    rules = scheme.framework
+    return scheme._replace(
+        framework=replace(rules, name=f"{rules.name}, fp32 gradients", reduce_bytes=4)
+    )
 
 
 def told(shape: ModelShape, batch: Batch, plan: Plan, network_gb: float) -> Estimate:
@@ -86,12 +92,10 @@ def speed(shape: ModelShape, batch: Batch, plan: Plan, network_gb: float) -> flo
     return told(shape, batch, plan, network_gb).tokens_per_second / GPUS
 
 
-def costs(shape: ModelShape, batch: Batch, micro_batch: int) -> dict[str, tuple[float, float]]:
-    """By scheme, GB that a node sends in a step, and GB of one GPU at its peak."""
-    plans = {name: scheme.plan(micro_batch) for name, scheme in SCHEMES.items()}
+def peaks(shape: ModelShape, batch: Batch, micro_batch: int) -> dict[str, float]:
+    """By scheme, GB of one GPU at its peak."""
     return {
-        name: (node_bytes(shape, batch, plan) / GB, peak_gb(shape, batch, plan))
-        for name, plan in plans.items()
+        name: peak_gb(shape, batch, scheme.plan(micro_batch)) for name, scheme in SCHEMES.items()
     }
 
 
@@ -108,19 +112,28 @@ def speeds(
 def scheme_rows(
     shape: ModelShape, batch: Batch, schemes: Mapping[str, Scheme], micro_batch: int
 ) -> list[dict[str, str | float]]:
-    """A row for each scheme: its peak, what a node sends, and speed by the network's rate."""
-    return [_row(name, shape, batch, scheme.plan(micro_batch)) for name, scheme in schemes.items()]
+    """A row for each scheme, beside the first one's speed.
 
-
-def _row(name: str, shape: ModelShape, batch: Batch, plan: Plan) -> dict[str, str | float]:
-    row: dict[str, str | float] = {
-        "": name,
-        "peak, GB": peak_gb(shape, batch, plan),
-        "node sends, GB": node_bytes(shape, batch, plan) / GB,
-    }
-    for rate in RATES_GB:
-        row[f"tokens/s/GPU at {rate:g} GB/s"] = f"{speed(shape, batch, plan, rate):,.0f}"
-    return row
+    Its peak, what a node sends, what a step on the fastest network loses to collectives and to the
+    optimizer, and tokens per second of a GPU by the network's rate.
+    """
+    plans = {name: scheme.plan(micro_batch) for name, scheme in schemes.items()}
+    first = next(iter(plans.values()))
+    rows: list[dict[str, str | float]] = []
+    for name, plan in plans.items():
+        seconds = told(shape, batch, plan, RATES_GB[0]).time
+        row: dict[str, str | float] = {
+            "": name,
+            "peak, GB": peak_gb(shape, batch, plan),
+            "node sends, GB": node_bytes(shape, batch, plan) / GB,
+            "collectives cost, ms": round(1000 * seconds.data_parallel),
+            "optimizer, ms": round(1000 * seconds.optimizer),
+        }
+        for rate in RATES_GB:
+            own, its = (speed(shape, batch, each, rate) for each in (plan, first))
+            row[f"tokens/s at {rate:g} GB/s"] = f"{own:,.0f} ({own / its - 1:+.1%})"
+        rows.append(row)
+    return rows
 
 
 def line_share(network_gb: float) -> float:

@@ -1,9 +1,9 @@
-"""Who sends what across a node's border, in how many rounds; and what memory costs in bytes and speed."""
+"""Who sends what across a node's border, in how many rounds; and what saved memory costs in speed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,8 +22,8 @@ _KINDS = {
     "reduce gradients, bf16": (LOOKS[Category.GRADIENTS].color, ""),
     "reduce gradients, fp32": (LOOKS[Category.GRADIENTS].color, "xx"),
 }
-_MARKERS = ("o", "s", "^", "v", "D", "P")
-_LINES = ("-", "--", ":", "-.", (0, (1, 1)), (0, (5, 1)))
+_MARKERS = ("o", "s", "h", "^", "v", "D", "P")
+_LINES = ("-", "--", (0, (3, 1, 1, 1)), ":", "-.", (0, (1, 1)), (0, (5, 1)))
 _FAR = 2.6  # from one node to the next
 
 
@@ -141,63 +141,58 @@ def _say(axes: Axes, text: str) -> None:
 
 
 def draw_verdict(
-    cost: Mapping[str, tuple[float, float]],
+    peaks_gb: Mapping[str, float],
     speeds: Mapping[str, Sequence[float]],
     rates_gb: Sequence[float],
     *,
+    least_percent: float,
+    lines: Collection[str],
     titles: tuple[str, str],
 ) -> Figure:
-    """Memory over bytes sent, a point for each scheme; and speed over the network's rate, a line each.
+    """Memory over speed on the fastest network, a point for each scheme; and speed over the network's rate.
 
     Args:
-        cost: by scheme, GB that a node sends in a step, and GB of one GPU at its peak. A dotted line
-            stands at what the first scheme's node sends.
-        speeds: by scheme, of all or some, tokens per second at each rate; drawn as percent of the
-            first scheme's.
+        peaks_gb: by scheme, of one GPU.
+        speeds: by scheme, tokens per second at each rate; drawn as percent of the first scheme's.
         rates_gb: that a node sends to others in a second, rising. No line joins those of TCP to those
             of InfiniBand.
+        least_percent: a dotted line stands there in both panels.
+        lines: the schemes of the second panel.
         titles: of both panels.
     """
     slow = sum(rate * GB < PLAIN_PORT for rate in rates_gb)
-    first = next(iter(speeds.values()))
+    name, first = next(iter(speeds.items()))
+    shares = {
+        scheme: [100 * own / its for own, its in zip(found, first, strict=True)]
+        for scheme, found in speeds.items()
+    }
     with course_style():
         figure = Figure(figsize=(12, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        box = {
-            "boxstyle": "square,pad=0.1",
-            "facecolor": "white",
-            "lw": 0,
-        }  # the dotted line may pass
-        for number, (name, (sent, peak)) in enumerate(cost.items()):
-            (point,) = left.plot(sent, peak, _MARKERS[number], ms=10)
-            up = 7 if number in (1, 3) else -16  # ZeRO-1 and 3 lie above and right of a neighbour
+        for number, (scheme, percent) in enumerate(shares.items()):
+            point = (percent[-1], peaks_gb[scheme])
+            (mark,) = left.plot(*point, _MARKERS[number], ms=10)
+            up = 9 if number % 2 else -17  # neighbours above and below
             left.annotate(
-                name, (sent, peak), (7, up), textcoords="offset points", fontsize=10, bbox=box
+                scheme, point, (0, up), textcoords="offset points", ha="center", fontsize=10
             )
-            if name not in speeds:
+            if scheme not in lines:
                 continue
-            shares = [100 * own / its for own, its in zip(speeds[name], first, strict=True)]
             for part, line in ((slice(slow), ""), (slice(slow, None), _LINES[number])):
                 right.plot(
-                    rates_gb[part], shares[part], _MARKERS[number], ls=line, ms=7,
-                    color=point.get_color(), label=name if line else None,
+                    rates_gb[part], percent[part], _MARKERS[number], ls=line, ms=7,
+                    color=mark.get_color(), label=scheme if line else None,
                 )  # fmt: skip
-        left.set(xlabel="a node sends in a step (GB)", ylabel="peak of one GPU (GB)")
-        left.set(xlim=(0, 1.25 * max(sent for sent, _ in cost.values())))
-        left.set_ylim(0, 1.15 * max(peak for _, peak in cost.values()))
-        name, (sent, _) = next(iter(cost.items()))
-        left.axvline(sent, color="#777777", ls=":", lw=1.2, zorder=0)
-        left.text(
-            sent, 0.97, f"  a node sends more than {name}'s", transform=left.get_xaxis_transform(),
-            va="top", fontsize=10, color="#555555",
-        )  # fmt: skip
+        says = f"tokens/s in percent of {name}"
+        left.set(xlabel=f"{says}, at {rates_gb[-1]:g} GB/s", ylabel="peak of one GPU (GB)")
+        left.margins(x=0.12)
+        left.set_ylim(0, 1.2 * max(peaks_gb.values()))
+        left.axvline(least_percent, color="#777777", ls=":", lw=1.5, zorder=0)
+        right.axhline(least_percent, color="#777777", ls=":", lw=1.5, zorder=0)
         right.set_xscale("log")
         right.set_xticks(rates_gb, [f"{rate:g}" for rate in rates_gb])
         right.minorticks_off()
-        right.set(
-            xlabel="line rate of a node's network (GB/s)",
-            ylabel=f"tokens/s in percent of {next(iter(speeds))}'s",
-        )
+        right.set(xlabel="line rate of a node's network (GB/s)", ylabel=says)
         right.set_ylim(0, 125)
         if 0 < slow < len(rates_gb):
             _border(right, math.sqrt(rates_gb[slow - 1] * rates_gb[slow]))
