@@ -11,11 +11,10 @@
 #
 # {{badges}}
 #
-# **The question.** A part of a job fails: who notices, after how long, who is to blame, and what brings the job back without
-# a human?
+# **The question.** A part of a job fails at night. What brings the job back without you?
 #
 # **Promise.** You kill a rank and a host and cut a cable, and see the job come back. Where it hangs, slows down or
-# computes wrongly, you find the rank to blame. Then you price it for 70B on 256 GPUs.
+# computes wrongly, you find the rank to blame. Then you price a month of 70B on 256 GPUs.
 # | minutes | hardware | runs |
 # |---|---|---|
 # | 50 | any laptop (Windows: WSL2); beyond Binder's 1 GB | one to three minutes of computing on two CPU cores |
@@ -68,8 +67,9 @@ from evidence.record import recorded
 #
 # ## 1. Killed, killed, cut off: torchrun brings it back
 #
-# On each host an **agent** (that is `torchrun`) starts the ranks and watches them. Agents meet at a **rendezvous**, a small
-# store on host 0. When a rank is lost, the agents meet again, and *all* ranks start anew from the last checkpoint:
+# On each host an **agent** (`torchrun`) starts the ranks and watches them. Agents meet at a **rendezvous**, a small store on
+# host 0. When a rank is lost, the agents meet again, and *all* ranks start anew from the last checkpoint. Look at the two
+# arrows between the hosts:
 
 # %%
 show(draw_watchers(title="Who watches whom (a drawing)"),
@@ -77,7 +77,8 @@ show(draw_watchers(title="Who watches whom (a drawing)"),
      "they live. The ranks send each other gradients over TCP, and share a checkpoint on storage that both see.")
 
 # %% [markdown]
-# Here is a longer, stored run of the script that you start below: a collective may wait for 4 seconds, and the cut lasts 12:
+# Here is a stored run of the script that you start below (timeout 4 s, the cut lasts 12). Look for red, where nobody
+# has noticed yet:
 
 # %%
 measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # beside seconds: yours will differ
@@ -90,20 +91,18 @@ show(draw_progress({"job": progress_of(story, last_step=300)}, title="Three faul
 print("ranks, start by start:", *(world for *_, world, _ in story.worlds()), f"(recorded on {when})")
 
 # %% [markdown]
-# **Read it.** Each line is one start of all ranks, from the last checkpoint: some steps are done again. After the cut the job
-# *shrinks* to one rank; when host 1 asks to join, all stop once more, and it *grows*. `--nnodes=1:2` allows both. (One rank
-# is as fast as two: a step is mostly a pause.)
+# **Read it.** Each line is one start of all ranks: some steps are done again. After the cut the job *shrinks* to one rank.
+# When host 1 joins again, all stop once more, and it *grows*. `--nnodes=1:2` allows both.
 #
 # The script must load its checkpoint, save so that a kill leaves a whole one, and *die* of its errors: an agent sees nothing
-# else. This one runs, below the lines that read its arguments (`note` writes a journal):
+# else. Here it is (`note` writes a journal):
 
 # %%
 print(SCRIPT[SCRIPT.index("dist.init"):])
 
 # %% [markdown]
-# Now run it with your bet. The two hosts are **network namespaces** of this machine, joined by a virtual cable. A supervisor
-# starts host 1's agent again a second after its death. Your link stays cut, so your job ends on one rank. This starts host
-# 0's agent:
+# Your two hosts are **network namespaces** of this machine, joined by a virtual cable. A supervisor starts host 1's agent
+# again a second after its death. Your link stays cut, so your job ends on one rank. This starts host 0's agent:
 
 # %%
 why = link_problem()  # empty where a link can be cut
@@ -134,19 +133,21 @@ for host, text in sorted(job.output.items()):
 
 # %% [markdown]
 # **Read it.** The kernel of a *dead process* closes its connections, so rank 0 knows at once. A *cut link* says nothing: both
-# ranks wait for the timeout. A host without power is as silent; ours lost its processes, but its kernel lived on. But
-# noticing a dead process is the small part of a gap; in the rest the agents meet: a silent host must first miss three signs
-# of life (`keep_alive_interval`, 5 s by default), and more hosts are waited for (`last_call_timeout`, 30 s). Then new
-# processes load PyTorch, connect and read the checkpoint. torchrun says who died: -9 is a kill, 1 an error of the script.
+# ranks wait for the timeout. So would they for a host without power; ours lost its processes only.
 #
-# That was gloo, over TCP. NCCL reports the same faults in other words:
+# Noticing a dead process is the small part of a gap. Then the agents meet. A silent host must miss three signs of life
+# (`keep_alive_interval`, 5 s by default), and missing hosts are waited for (`last_call_timeout`, 30 s). At last new processes
+# load PyTorch and the checkpoint. torchrun says who died: -9 is a kill, 1 an error of the script.
+#
+# That was gloo, over TCP. NCCL uses other words:
 
 # %%
 display(backends_table([(found, evidence) for _, found, evidence in met]))
 
 # %% [markdown]
-# (NCCL's card waits 4.3 s or more in each of its 7 tries.) Was it the same training? Ranks share each batch, so up to
-# rounding the weights must be those of one undisturbed process:
+# The table's 4.3 s pass before each of 7 retries: half a minute or more.
+#
+# Was it the same training? Ranks share each batch, so up to rounding the weights must be those of one undisturbed process:
 
 # %%
 def gap_to_one_process(left_out=None):
@@ -169,17 +170,17 @@ assert gap < 1e-5 < planted, "the job that came back trained something else"
 # **Traps.** (1) PyTorch's default timeout is 30 minutes for gloo, 10 for NCCL. (2) `kill -9` on an agent leaves its ranks
 # running: end the whole host. (3) From 2.5 to 2.15, PyTorch gives new ranks the store of the dead ones. gloo fails with
 # `connectFullMesh failed`, NCCL with a stale id ([issue](https://github.com/pytorch/pytorch/issues/135712)). Set
-# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. (4) If host 0 dies, so does the rendezvous, and the job: a scheduler must start it
+# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. (4) The job dies with host 0, which has the rendezvous: a scheduler must start it
 # again ([lesson 17](17_cluster_and_budget.ipynb)). (5) A restart after an error uses up one of an agent's `--max-restarts`,
-# for good; a crash loop uses up all (On Monday has a guard).
+# for good.
 #
 # </div>
 #
 # ## 2. Or go on with those who are left: torchft
 #
-# [torchft](https://github.com/meta-pytorch/torchft) lets each *replica*, a rank or group with a whole model, decide at every
-# step who takes part; a **lighthouse** keeps the list. Gradients are averaged over those who are there. Who comes back
-# fetches the weights from a survivor.
+# Must all stop because one died? In [torchft](https://github.com/meta-pytorch/torchft) a **lighthouse** tells each *replica*, a
+# rank or group with a whole model, who takes part in a step. Those average their gradients. Who comes back fetches the weights
+# from a survivor.
 #
 # ```python
 # # torchft_lighthouse --min_replicas 1 runs on one host; TORCHFT_LIGHTHOUSE=http://HOST0:29510 tells all where
@@ -188,6 +189,8 @@ assert gap < 1e-5 < planted, "the job that came back trained something else"
 # manager = Manager(pg=ProcessGroupGloo(timeout=...), min_replica_size=1, state_dict=..., load_state_dict=...)
 # model, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, optimizer)
 # ```
+#
+# Count the gaps, and the rows in a step:
 
 # %%
 runs = {"torchrun: all start again": run_in(stored, "a restart from the checkpoint"),
@@ -203,12 +206,12 @@ for name, run in runs.items():
     print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
 
 # %% [markdown]
-# **Read it.** Compare shapes, not seconds: torchft waited 1.5 s for a silent host, torchrun 3 s. torchrun pays twice, to
-# shrink and to grow. torchft pays one broken step, and goes on with half the rows in a step: not *exactly* the same run. Each
-# replica must hold its whole state: with ZeRO a dead one takes its part of Adam's along.
+# **Read it.** Compare shapes, not seconds: their timeouts differ. torchrun stops twice, to shrink and to grow. torchft goes on
+# with half the rows in a step: not *exactly* the same run. Each replica must hold its whole state: with ZeRO, as in section 6,
+# a dead one takes its part of Adam's along.
 #
-# **Question.** 256 GPUs on 32 nodes of 8: TP 2 x PP 8 x DP 16, each replica on two nodes of its own. One node dies under
-# torchft. How many GPUs, dead ones among them, do no work until it is back?
+# **Question.** 256 GPUs on 32 nodes of 8, without ZeRO: TP 2 x PP 8 x DP 16, each replica on two nodes of its own. One node
+# dies under torchft. How many GPUs, dead ones among them, do no work until it is back?
 
 # %%
 idle_gpus = ...
@@ -217,8 +220,8 @@ check("16.idle_gpus", idle_gpus)
 # %% [markdown]
 # ## 3. Nothing moves: who is missing?
 #
-# Here rank 1 leaves out one all-reduce, as after `if loss.isnan(): continue`. PyTorch's
-# **flight recorder** keeps the last collectives of every rank, with the lines that called them.
+# Now nothing dies: rank 1 leaves out one all-reduce, as after `if loss.isnan(): continue`. PyTorch's **flight recorder** keeps
+# the last collectives of every rank.
 
 # %%
 def train_step(step, group):
@@ -252,15 +255,14 @@ assert [rank for rank, (_, calls, _) in enumerate(found) if calls[-1].number < f
 
 # %% [markdown]
 # **Read it.** The two who complain are innocent. Look for the rank *behind*. The recorder cannot say where it left one out:
-# all calls look alike, and nobody hangs before rank 1 is at its end. Until then, in steps 5 and 6, sums are wrong without an
-# error: rank 1's gradients went to the others' step *before*. Under NCCL each rank writes its trace at the timeout; under
-# gloo it asks for its own.
+# all calls look alike. Nor do they hang there: rank 1's next gradients go to the others' step *before*, and the sums of steps
+# 5 and 6 are wrong without an error.
 #
 # ## 4. Wrong or slow, and nobody says so
 #
-# **A bit flips** in the memory of one replica. After a synchronous step all replicas hold the same bits, so one number of
-# 64 bits for each tensor, compared over ranks, finds it. **A slow rank** hides, too: all wait for it, so all steps take
-# equally long. Each rank's *own* seconds, before the collective, tell:
+# A hang ends in an error; two faults do not. **A bit flips** in the memory of one replica. After a synchronous step all
+# replicas hold the same bits, so one number of 64 bits for each tensor, compared over ranks, finds it. **A slow rank** hides:
+# all wait for it, so all steps take equally long. Each rank's *own* seconds, before the collective, tell:
 
 # %%
 def checksums(model):
@@ -315,9 +317,9 @@ assert flips[0] == (7, [2, 0]), "the flip is found in the step in which it happe
 # %% [markdown]
 # **Read it.** The check ran in the step of the flip, in time to copy the tensor from a healthy replica *before the next
 # step*. Here nobody did: in step 8 the flip spoils rank 2's gradient, the all-reduce gives it to everybody, and in step 9
-# healthy rank 0 has no loss either. Whoever checks every 100 steps goes back to a checkpoint from before the last clean
-# check. But under ZeRO-3 there are no replicas to compare, and a flip in a gradient *before* the all-reduce reaches all ranks
-# alike.
+# healthy rank 0 has no loss either. Whoever checks every 100 steps goes back to a checkpoint before the last clean check;
+# clean needs a finite loss, for replicas that are all NaN look alike. So they do after a flip in a gradient *before* the
+# all-reduce. Under ZeRO, as in section 6, one rank updates a weight for all, and its flip reaches all.
 #
 # **Question.** Seconds inside the all-reduce, by rank: 0.31, 0.29, 0.04, 0.30. Which rank do you send somebody to?
 
@@ -328,11 +330,11 @@ check("16.slow_rank", slow_rank)
 # %% [markdown]
 # ## 5. What wakes somebody
 #
-# **Prometheus** fetches numbers from every host, evaluates rules, and raises alerts. A GPU's numbers come from NVIDIA's
-# dcgm-exporter; here a **stand-in** serves the same names. Of nine rules in `watching/rules/`, beside this lesson's source,
-# begin with two: `RunStands`, below, and `GpuIsLost`, for the driver's error numbers (XID,
-# [catalog](https://docs.nvidia.com/deploy/xid-errors/)) that ask for a reset or a repair. Where Prometheus is installed, a
-# GPU is lost now:
+# A log wakes nobody. **Prometheus** fetches numbers from every host and raises alerts by rules. A GPU's numbers come from
+# NVIDIA's dcgm-exporter, here from a **stand-in**. Begin with two of the nine rules in `watching/rules/`, beside this lesson's
+# source: `RunStands`, below, and `GpuIsLost`, for the driver's error numbers (XID,
+# [catalog](https://docs.nvidia.com/deploy/xid-errors/)) that ask for reset or repair. Where Prometheus is installed, the
+# stand-in loses a GPU now:
 
 # %%
 print("- alert: RunStands" + RULES.read_text().partition("- alert: RunStands")[2].partition("      - alert")[0])
@@ -347,8 +349,8 @@ else:
         print(f"{alert.state} after {seconds:.1f} s, asked four times a second ({measured_here}): {alert.summary}")
 
 # %% [markdown]
-# **Read it.** `RunStands` must wait longer than a save, and than a restart: for section 6's 15 minutes
-# write 1,200 in place of 300.
+# **Read it.** `RunStands` must wait longer than a save and a restart: for section 6's 2 minutes to notice and 15 to
+# restart write 1,200 in place of 300.
 #
 # ## 6. The scenario as asked: 70B on 256 GPUs
 #
@@ -368,11 +370,14 @@ print(f"30 days of work are {30 * DAY * layout.tokens_per_second / 1e12:.1f} T t
       f"{replica // 8} nodes: a dead node takes 1 of {plan.dp}")
 
 # %% [markdown]
-# Without that node a job *waits*, unless it has a *spare*; or it *shrinks* by a replica, if your program can. By torchrun's
-# source, agents under `--nnodes=32` give up after `join_timeout` (10 minutes: set it longer than a repair), and a 33rd host
-# with the same command is a spare. Under `--nnodes=30:32` 31 nodes start 248 ranks. Megatron-LM refuses them: TP x PP does
-# not divide 248. In your own script all build `DeviceMesh("cuda", torch.arange(240).view(15, 8, 2))`; the last eight get no
-# place, and sleep. 15 replicas share a batch that does not divide by 15:
+# Without that node a job *waits*, unless it has a *spare*; or it *shrinks* by a replica. By torchrun's source:
+#
+# - `--nnodes=32` waits, and gives up after `join_timeout` (10 minutes: set it longer than a repair). A 33rd host with the
+#   same command is a spare.
+# - `--nnodes=30:32` starts 248 ranks on 31 nodes. Megatron-LM refuses them: TP x PP does not divide 248. Your own ranks all
+#   build `DeviceMesh("cuda", torch.arange(240).view(15, 8, 2))`; the last eight sleep. Adam's 16 parts must load as 15.
+#
+# The batch does not divide by 15 replicas:
 
 # %%
 def share(replicas):
@@ -388,7 +393,8 @@ for replicas in (plan.dp, plan.dp - 1):
 # %% [markdown]
 # The next table simulates 1,000 runs a row, at a low and a high published rate: 3.8 failures for 1,000 node-days
 # (Llama 3) and 24 (jobs of 1,024 GPUs on Meta's RSC-1; [lesson 16](16_runs_that_survive.ipynb) has both). Assumed: noticed
-# after 2 minutes, a repair of a day, a save of 60 s, a restart of 15 minutes.
+# after 2 minutes, a repair of a day, a save of 60 s, a restart of 15 minutes, and a save before a job grows (section 1's lost
+# steps). Compare the dollars:
 
 # %%
 paid, RATES = price("H100", provider="Nebius", kind="on demand"), (3.8, 24.0)
@@ -422,8 +428,8 @@ for rate in RATES:
     print(f"{rate:4g}: {found.failures.mean():.1f} failures in a run, a save every {interval / 3600:.1f} hours (Daly's best)")
 
 # %% [markdown]
-# **Read it.** A job that waits for repairs keeps one spare at the low rate, two or three at the high one. A job that
-# shrinks needs none; at the high rate a spare costs as much and ends a day sooner. Does that hang on the repair?
+# **Read it.** A job that waits keeps one spare at the low rate, two or three at the high one. A job that shrinks needs none;
+# at the high rate a spare costs as much and ends a day sooner. Does that hang on the repair?
 
 # %%
 for rate, days in itertools.product(RATES, (0.5, 1.0, 2.0)):
@@ -434,8 +440,8 @@ for rate, days in itertools.product(RATES, (0.5, 1.0, 2.0)):
     print(f"{rate:4g} failures for 1,000 node-days, repair in {24 * days:g} h: cheapest if it {'; if it '.join(best.values())} (simulated)")
 
 # %% [markdown]
-# Longer repairs ask for more spares; shrinking stays cheaper. And if it is noticed after NCCL's 10 minutes, or by somebody 8
-# hours later?
+# At the high rate longer repairs ask for more spares. Shrinking stays cheaper in all rows. And if a failure is noticed after
+# NCCL's 10 minutes, or by somebody 8 hours later?
 
 # %%
 for rate, minutes in itertools.product(RATES, (2, 10, 480)):
@@ -447,19 +453,20 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 # **Read it.** Ten minutes cost less than half a point of goodput, eight hours 3.5 points at the low rate and 18 at the high
 # one.
 #
-# **The answer in one breath.** Save whole checkpoints. Notice by a timeout, longer than your longest honest wait
-# (the first step, a save), and by an alert. Let elastic `torchrun` go on with the replicas that are left, and grow when a
-# repaired node has passed a test (`dcgmi diag -r 3`, nccl-tests). A job that waits keeps one spare at the low rate, two to
-# four at the high one; a job that shrinks needs none, or one.
+# **The answer in one breath.** Elastic `torchrun` brings back what dies: all ranks start again from the last whole checkpoint.
+# What is silent dies by a timeout, longer than your longest honest wait (the first step, a save). What is slow or wrong does
+# not die: watch own seconds and checksums, and let an alert wake you. For 70B on 256 GPUs (simulated) a job that waits keeps
+# one spare at the low rate, two to four at the high one; a job that shrinks needs none, or one.
 #
 # ## Recap
 #
 # | you see | look at | do |
 # |---|---|---|
 # | ranks time out, one does not | flight recorder, merged: who is behind? | repair the `if` around a collective |
-# | "connection closed", "status=12" | torchrun's exit code; which host fell silent | replace the host; a -9 that nobody sent: mostly, host memory was full (`dmesg`) |
+# | all ranks time out | is every host there? | repair the link |
+# | "connection closed", "status=12" | torchrun's exit code; which host fell silent | 1: read the traceback; -9 that nobody sent: was host memory full (`dmesg`)? silent: replace and test the host (`dcgmi diag -r 3`) |
 # | step time grew on all ranks | own seconds by rank | take out the slow host |
-# | weights differ over replicas | checksums: which rank | copy before the next step, else go back to before the last clean check; twice: take out the GPU |
+# | weights differ over replicas | checksums: which rank | copy before the next step, else load a clean checkpoint; twice: take out the GPU |
 # | nothing moves, nothing is logged | the alert on the last step's time | dump traces, then restart |
 #
 # ### Where next
@@ -484,8 +491,8 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 # ```
 #
 # **In `train.py`**: a short timeout. After the load, `stop_a_crash_loop(step)`: five starts in a row from one step end the
-# job (what fails before it still loops). Every 100 steps `look_at_ranks(model, forward_seconds)`, where weights are
-# replicated (DDP). On a GPU take the seconds from CUDA events: the host's clock times launches.
+# job; what fails earlier still loops. Every 100 steps `look_at_ranks(model, forward_seconds)`, under DDP without ZeRO; it calls
+# all-NaN replicas alike. On a GPU take the seconds from CUDA events: the host's clock times launches.
 #
 # ```python
 # import datetime
@@ -526,8 +533,8 @@ for rate, minutes in itertools.product(RATES, (2, 10, 480)):
 #         print(f"slow ranks {slow}", flush=True)
 # ```
 #
-# **With the Trainer** under DDP (`model`, `dataset` and the numbers of steps are yours), launch with `--nnodes=2`: on one
-# host its global batch would be half. A second start must not begin at step 1, nor from a save cut off: rank 0 writes
+# **With the Trainer** under DDP (`model`, `dataset` and step numbers are yours), launch with `--nnodes=2`: on one host its
+# global batch would be half. A second start must not begin at step 1, nor from a save cut off: rank 0 writes
 # `trainer_state.json` last. All hosts see `out`.
 #
 # ```python
