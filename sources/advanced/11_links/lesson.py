@@ -152,7 +152,7 @@ check("11.ring_of_64", ring_of_64_gb)
 #
 # In each step of a **binomial tree** half of the remaining ranks send their whole tensor to a partner, which adds it, until
 # rank 0 has the sum. It comes down the same way: $2 \log_2 N$ steps. In an **all-to-all**, part $i$ of everyone's tensor goes
-# to rank $i$. gloo is PyTorch's library for CPUs.
+# to rank $i$. gloo, PyTorch's library for CPUs, gives the result to compare.
 
 # %% tags=["nbval-check-output"]
 RANKS = 8
@@ -448,10 +448,10 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # ```
 #
 # Twice the size takes eleven times as long, yet two-node runs did well. Does NCCL change algorithm or protocol at 64 MiB?
-# `NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` [prints both](https://github.com/NVIDIA/nccl/issues/1444). Between two nodes (not more)
-# set `NCCL_ALGO=RING`: trees may print more than ports carry ([nccl-tests
-# 196](https://github.com/NVIDIA/nccl-tests/issues/196)). Then expect 46-48 GB/s a port of 400 Gb/s ([nccl-tests
-# 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
+# `NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` [prints both](https://github.com/NVIDIA/nccl/issues/1444). Between two nodes set
+# `NCCL_ALGO=RING`: trees may print more than ports carry
+# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)). Then expect 46-48 GB/s a port of 400 Gb/s
+# ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
 #
 # **Question.** How many ranks did this run have? The ratio of the two bandwidths tells.
 
@@ -502,8 +502,8 @@ for name, network, slowest in (("as found", TCP, 1.35), ("node 5 replaced", TCP,
 print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports; by a flat ring's bytes {9 / 8 * PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%}")
 
 # %% [markdown]
-# The first line gives node 5's 901 ms, as the same formula must. The second answers the bet: a healthy backward hides less.
-# The last is the alarm: at 5% of the ports, or 6%, suspect the network. Now cure the causes in turn:
+# The first line gives node 5's 901 ms, since both share a formula. The second answers the bet: a healthy backward hides less.
+# The last is the alarm: at 5% of the ports, or 6%, suspect the network. Now cure in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
