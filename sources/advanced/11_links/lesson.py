@@ -139,7 +139,7 @@ print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} bytes, B = {B:,} (coun
 # $2(N - 1)$.
 #
 # **Trap.** A right result proves no ring: the *whole* tensor may go round
-# ([ARENA 3.0, 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). So the cell asserts bytes *and* neighbours.
+# ([ARENA 3.0, 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). The cell asserts bytes *and* neighbours.
 #
 # **Question.** 64 ranks, 1 GB of gradients. How many GB does each rank send?
 
@@ -482,7 +482,8 @@ print(job.look("collectives"), job.look("code"), sep="\n\n")
 # all-reduce is the *shortest*. **Code.** Every node waits for its loader.
 #
 # Compute before you cure. In the simulator an all-reduce between 8 nodes takes $\alpha + 2 \cdot \frac{7}{8} B \beta$: the
-# hierarchical formula without the work inside nodes. It assumes 80% of the ports' rates: 10 GB/s for TCP, 160 for InfiniBand.
+# hierarchical formula without the work inside nodes. At 80% of the ports' rates it
+# takes 10 GB/s for TCP's one, 160 for InfiniBand's eight.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -526,7 +527,7 @@ show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step;
      "all-reduce is left, with InfiniBand none. The last lane is forward and backward alone.")
 
 # %% [markdown]
-# **The answer.** The job sends its gradients three times a step, and over TCP. A new node 5 alone gives only 3.07: 189 ms
+# **The answer.** The job sends its gradients three times a step, and over TCP. A new node 5 alone gives 3.07: 189 ms
 # of waiting go, but 901 ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the same 100 ms
 # are more of one node's step.
 #
