@@ -14,7 +14,7 @@
 # **The question.** Eight nodes are only three times as fast as one. Why?
 #
 # **Promise.** You write a ring all-reduce, predict what messages cost, hide sending behind computing, and find four faults of
-# a job on eight nodes.
+# a simulated job on eight nodes.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -53,7 +53,8 @@ from utils.lessons.lesson_11.wire import Wire, messages
 # ## A bet
 #
 # A simulated job: 1.3 billion parameters, 2.6 GB of gradients, eight GPUs and eight network ports of 200 Gb/s a node. Eight
-# nodes should take eight times the data in the time of one healthy node with the same script. Watch how often they send.
+# nodes should take eight times the data in the time of one healthy node with the same script. Count a node's black
+# strips: in each it sends all gradients.
 
 # %%
 job = lesson_job()
@@ -73,7 +74,7 @@ show(draw_steps(step_lanes(job), [job] * job.nodes, title=f"A step: one node {al
      "longer in each pass, and the others wait for it. A strip below each lane: the network sends from early in backward on.")
 
 # %% [markdown]
-# Each node takes its batch in three passes (micro-batches), and seven wait in each until node 5's backward ends; the
+# Each node takes its batch in three passes (micro-batches). In each, seven nodes wait until node 5's backward ends; the
 # network sends meanwhile. Replace node 5, and cure nothing else: how many times as fast as one node are the eight then?
 
 # %%
@@ -88,8 +89,9 @@ my_bet_times_as_fast = ...
 # **all-reduce** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002);
 # [glossary](../00_glossary.ipynb)).
 #
-# A `Wire` sends to other ranks and notes what it sent; `messages` puts the notes of all ranks in order. `wire.exchange` is
-# `dist.isend` to the right, `dist.recv` from the left, then `wait`: if all first waited to receive, nobody would send.
+# A `Wire` notes what it sends; `messages` orders the notes of all ranks. `wire.exchange` is `dist.isend` to the right,
+# `dist.recv` from the left, then `wait`: if all first waited to receive, nobody would send. In the picture follow part 0
+# from rank 2 to rank 0.
 
 # %%
 def ring_all_reduce(wire, tensor):
@@ -137,7 +139,7 @@ print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} bytes, B = {B:,} (coun
 # $2(N - 1)$.
 #
 # **Trap.** A right result proves no ring: the *whole* tensor may go round
-# ([ARENA 3.0, pull request 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). So the cell asserts bytes *and* neighbours.
+# ([ARENA 3.0, 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). The cell asserts bytes *and* neighbours.
 #
 # **Question.** 64 ranks, 1 GB of gradients. How many GB does each rank send?
 
@@ -148,9 +150,9 @@ check("11.ring_of_64", ring_of_64_gb)
 # %% [markdown]
 # ### Trees, and the rest
 #
-# In a **binomial tree** ranks add up in pairs, then pairs of pairs, up to rank 0, and the sum comes down again: whole
-# tensors in $2 \log_2 N$ steps. The table shows steps, bytes of the rank that sends most, and whether gloo,
-# PyTorch's library for CPUs, has the same result.
+# In each step of a **binomial tree** half of the remaining ranks send their whole tensor to a partner, which adds it, until
+# rank 0 has the sum. It comes down the same way: $2 \log_2 N$ steps. In an **all-to-all**, part $i$ of everyone's tensor goes
+# to rank $i$. gloo, PyTorch's library for CPUs, gives the result to compare.
 
 # %% tags=["nbval-check-output"]
 RANKS = 8
@@ -166,9 +168,9 @@ for name, (steps, most) in FORMULAS.items():
     assert (sends[-1].step, sent) == (steps, most) and apart < 1e-12, f"{name}: another algorithm than the formula's"
 
 # %% [markdown]
-# **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce: 14 steps, 7,168 bytes. The tree takes
-# 6 steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, joins nodes by two *binary* trees (at most two
-# below each), and passes on chunks ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
+# **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce: 14 steps, 7,168 bytes. The tree takes 6
+# steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, has rings and a *Tree*: two *binary* trees of
+# nodes, which pass on chunks ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
 #
 # ### Break it: a collective in another order
 #
@@ -189,13 +191,13 @@ except RankError as error:
 
 # %% [markdown]
 # The message is the course's own. NCCL does not compare calls: the job hangs until PyTorch's timeout of
-# ten minutes, or ends with wrong numbers. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` PyTorch compares them, and names those that
-# differ. [Lesson 16a](16a_when_a_run_breaks.ipynb) reads what PyTorch's *flight recorder* writes at a timeout.
+# ten minutes, or ends with wrong numbers. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` PyTorch names those that differ.
+# [Lesson 16a](16a_when_a_run_breaks.ipynb) reads PyTorch's *flight recorder* of a timeout.
 #
 # ## 2. What a message costs
 #
-# The **alpha-beta model**: a message of $n$ bytes takes $\alpha + n\beta$ seconds, a start and a time for each byte.
-# Measured is half of a round trip, the fastest of fifteen.
+# Steps and bytes become seconds in the **alpha-beta model**: a message of $n$ bytes takes $\alpha + n\beta$, a start and a
+# time for each byte. A point is half of a round trip, the fastest of fifteen. Look which points miss the line.
 
 # %%
 SIZES = [2**power for power in range(12, 25, 2)]  # 4 KiB to 16 MiB
@@ -222,13 +224,14 @@ show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One mess
 print(f"the largest message took {points[-1][1] / mine.seconds(SIZES[-1]):.2f} times what the line gives, which is fitted to all the points")
 
 # %% [markdown]
-# **Read it.** At the dotted line, $\alpha / \beta$ bytes, a message costs $2\alpha$. Left of it it is **latency-bound**: half
-# the bytes save at most a quarter. Right of it, it is **bandwidth-bound**. Where the printed ratio is far from 1, as here, one $\beta$
-# does not serve all sizes: fit near those that you send.
+# **Read it.** At the dotted line, $\alpha / \beta$ bytes, the bytes cost as much as the start. Left of it a message is
+# **latency-bound**: half its bytes save at most a quarter of its time. Right of it, it is **bandwidth-bound**. Several points
+# miss the line: fit it near the sizes that you send.
 #
 # A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has several
-# ports. Each has a ring of its own for its part of the tensor, and each ring passes through all GPUs. The drawing leaves out a
-# stop: an NVSwitch joins no port, so GPU 7 sends through GPU 0 (*PXN*, [nccl 2193](https://github.com/NVIDIA/nccl/issues/2193)).
+# ports. Each has a ring of its own for its part of the tensor. Follow ring 0: in by port 0, through all GPUs, out by port 0.
+# No port hangs on the NVSwitch: GPU 7 may send through GPU 0 (not drawn; *PXN*,
+# [nccl 2193](https://github.com/NVIDIA/nccl/issues/2193)).
 
 # %%
 show(rails.draw_rails(link("NVLink 4").link_bytes_per_second, link("InfiniBand NDR").link_bytes_per_second),
@@ -256,15 +259,16 @@ TREE_STARTS = 6.8e-6 + 2 * (7 * 1.8 * 0.6e-6 + math.log2(8) * 5e-6)  # same file
 print(f"64 KiB over 8 nodes by NCCL's tree and its protocol LL: starts of {1e3 * TREE_STARTS:.2f} ms (predicted)")
 
 # %% [markdown]
-# **Read it.** A gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one. 64 KiB are
-# all start: more ports do not help. The starts of NCCL's tree take 0.05 ms, by its protocol *LL*.
+# **Read it.** Predicted, a gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one.
+# 64 KiB are all start: more ports do not help. The tree's 0.05 ms are partly its protocol *LL*: by LL a ring
+# starts sooner, too.
 #
 # ## 3. Two hosts
 #
-# `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in each direction. Ranks 0 to 3
-# live on host 0, 4 to 7 on host 1. Elsewhere (macOS, Colab, Binder) messages to the other host wait as long. A *flat* ring
-# goes through all eight ranks, in the order that `wire.among` gives it. A *hierarchical* all-reduce is a reduce-scatter
-# inside each host, then an all-reduce of each part between the hosts, then an all-gather inside each host.
+# What crosses the slow link? `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in
+# each direction. Ranks 0 to 3 live on host 0, 4 to 7 on host 1. A *flat* ring goes through all eight ranks, in the order of
+# `wire.among`. A *hierarchical* all-reduce is a reduce-scatter inside each host, an all-reduce of each part between them, an
+# all-gather inside each. In the picture compare the thick arrows.
 
 # %%
 NBYTES, MEGABITS = 4 * MIB, 200
@@ -319,10 +323,10 @@ for hosts in (2, 16, 64):
     print(f"{hosts:2} hosts of 4 ranks: hierarchical sends {flat / layered:.2f} times fewer bytes over a host's link (formulas)")
 
 # %% [markdown]
-# **Read it.** The flat ring sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$ hosts.
-# That gain vanishes with many hosts. *Order* matters more: so launchers number ranks host by host, and NCCL reads the
-# topology. *These bytes at 200 Mbit/s* is a floor found afterwards: what the kernel counted in this run, over the link's rate.
-# The kernel also counts headers and acknowledgements; we did not separate the causes of the rest.
+# **Read it.** The ring in order sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$
+# hosts: nearly as much with many. *Order* matters more here, $7B$ against $1.75B$. Launchers number ranks host by host, and
+# NCCL reads the topology. *These bytes at 200 Mbit/s* is no forecast: it is the kernel's count of this run over
+# the link's rate.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -333,8 +337,9 @@ check("11.fewer_on_64", fewer_on_64)
 # %% [markdown]
 # ## 4. Buckets and overlap
 #
-# DDP fills **buckets** with gradients and all-reduces each while backward goes on. Here, on two hosts of one rank:
-# sixteen layers, each sleeps 8 ms (as a GPU leaves the CPU free), then has 128 KiB of gradient.
+# Sending can hide: DDP fills **buckets** with gradients and all-reduces each while backward goes on. Here, on two hosts of
+# one rank, each of sixteen layers sleeps 8 ms (as a GPU leaves the CPU free), then has 128 KiB of gradient. Look right of the
+# dashed line.
 
 # %%
 LAYERS, LAYER_SECONDS, LAYER_BYTES = 16, 0.008, 128 * 1024
@@ -388,15 +393,13 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
     "ms: one all-reduce alone, best of 12; backward (sleeps 128) with all its all-reduces, best of 4"))
 
 # %% [markdown]
-# **Read it.** One bucket for all hides nothing. Predicted best are small ones where a start is cheap, and 4 layers where it costs
-# 10 ms more. Measured, 8 came first, in too much noise: the last row's two should differ by 10 ms.
-# Beside backward each may take longer. The smallest alone beats the rate: the cable lets 64 KiB pass at once.
-# DDP's size is `bucket_cap_mb`, 25 by default (the first bucket 1).
+# **Read it.** One bucket for all hides nothing. Where a start is cheap, small buckets are best, predicted and measured.
+# Where it costs 10 ms more, 4 layers are predicted best. This run cannot tell: in the last row the 10 ms made the step 17 ms
+# *shorter*. DDP's size is `bucket_cap_mb`, 25 by default (first bucket 1).
 #
 # ## 5. Reading the tools
 #
-# These logs are from real clusters, shortened.
-# **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
+# Real clusters show all this in logs (here shortened). **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
 # ([NVIDIA/nccl 1519](https://github.com/NVIDIA/nccl/issues/1519)):
 #
 # ```
@@ -444,10 +447,10 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 #     134217728        49264           2.72           5.22
 # ```
 #
-# Twice the size takes eleven times as long, yet any two of these nodes did well: at 64 MiB NCCL changes algorithm or protocol
-# (`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` [prints both](https://github.com/NVIDIA/nccl/issues/1444)), or the network is congested.
-# Between two nodes, not more, set `NCCL_ALGO=RING`: trees may print more than the ports carry
-# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)); then expect 46-48 GB/s a port of 400 Gb/s
+# Twice the size takes eleven times as long, yet two-node runs did well. Does NCCL change algorithm or protocol at 64 MiB?
+# `NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` [prints both](https://github.com/NVIDIA/nccl/issues/1444). Between two nodes set
+# `NCCL_ALGO=RING`: trees may print more than ports carry
+# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)). Then expect 46-48 GB/s a port of 400 Gb/s
 # ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
 #
 # **Question.** How many ranks did this run have? The ratio of the two bandwidths tells.
@@ -459,9 +462,9 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 # %% [markdown]
 # ## 6. Eight nodes, three times as fast
 #
-# All nodes spend most of the step in the all-reduce. Is that the network? **A collective's time includes
-# waiting for the last one to come.** Hence the order: hardware, network, collectives, code. Find each output's wrong line
-# before you read on.
+# Back to the bet: all nodes spend most of the step in the all-reduce. Is that the network? **A collective's time includes
+# waiting for the last one to come.** Hence the order: hardware, network, collectives, code. Find each simulated output's
+# wrong line before you read on.
 
 # %%
 print(job.look("hardware"), job.look("network"), sep="\n\n")
@@ -469,18 +472,18 @@ print(job.look("hardware"), job.look("network"), sep="\n\n")
 # %% [markdown]
 # **Hardware.** Node 5 is hot and slow: the *straggler*. `nvidia-smi -q -d PERFORMANCE` says why a clock is low.
 # **Network.** On the hosts `ib_write_bw` finds 197 of 200 Gb/s. In the job's container NCCL finds no device, and speaks TCP
-# over one port, `eth0`, of 100 Gb/s (`ethtool` shows it).
+# over one port, `eth0`, here of 100 Gb/s (`ethtool` tells).
 
 # %%
 print(job.look("collectives"), job.look("code"), sep="\n\n")
 
 # %% [markdown]
-# **Collectives.** There are three times as many buckets of 25 MiB as the gradients fill: the job sends in every pass. Node 5
-# waits for nobody: its all-reduce is the *shortest*. **Code.** Every node waits for its loader.
+# **Collectives.** The gradients fill a third of the 297 buckets: the job sends in every pass. Node 5 waits for nobody, so its
+# all-reduce is the *shortest*. **Code.** Every node waits for its loader.
 #
 # Compute before you cure. In the simulator an all-reduce between 8 nodes takes $\alpha + 2 \cdot \frac{7}{8} B \beta$: the
-# hierarchical formula without the work inside nodes, at 80% of the rates: 10 GB/s for TCP, 160 for eight ports of InfiniBand.
-# The next cell has its seconds.
+# hierarchical formula without the work inside nodes. At 80% of the ports' rates it
+# takes 10 GB/s for TCP's one, 160 for InfiniBand's eight.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -500,9 +503,8 @@ for name, network, slowest in (("as found", TCP, 1.35), ("node 5 replaced", TCP,
 print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports; by a flat ring's bytes {9 / 8 * PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%}")
 
 # %% [markdown]
-# The first line gives node 5's 901 ms, as the same formula must. (In a real job each pass waits for its first bucket: a few
-# ms.) The second answers the bet: a healthy backward hides less. The last is the alarm: 5% of the ports, or 6%, means
-# the wrong network. Now cure the causes in turn:
+# The first line gives node 5's 901 ms, since both share a formula. The second answers the bet: a healthy backward hides less.
+# The last is the alarm: at 5% of the ports, or 6%, suspect the network. Now cure in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
@@ -525,11 +527,11 @@ show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step;
      "all-reduce is left, with InfiniBand none. The last lane is forward and backward alone.")
 
 # %% [markdown]
-# **The answer.** The job sends too much over too slow a way: three times a step, over TCP. Replacing node 5 takes away 189 ms of waiting, and 901
-# ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the same 100 ms
+# **The answer.** The job sends its gradients three times a step, and over TCP. A new node 5 alone gives 3.07: 189 ms
+# of waiting go, but 901 ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the same 100 ms
 # are more of one node's step.
 #
-# Cures overlap: here are all combinations without the loader. `no_sync` (lesson 04) keeps three passes and sends in
+# Which cure first? Here are all combinations without the loader. `no_sync` (lesson 04) keeps three passes and sends in
 # the last. One pass needs three times the activations: measure its peak first.
 
 # %%
@@ -545,13 +547,13 @@ for (sending, (passes, hiding)), slowest in itertools.product(SENDING.items(), (
 display(pd.DataFrame(verdict).T.style.format(precision=2).set_caption("times one node (predicted); the job has TCP at 10 GB/s, beside it half and twice that"))
 
 # %% [markdown]
-# **Read it.** InfiniBand gives 6.17, and a new node 5 after it 8.00, whatever TCP's rate was. A real job gains less:
-# [sending slows backward](https://github.com/NVIDIA/nccl/issues/338). One pass gives nearly as much,
-# 6.14, but 4.05 at half the rate. A new node 5 after it gives 6.87: the slow backward had hidden what TCP sends. `no_sync`
-# sends as little as one pass, but only the last backward hides it: 4.53. Cure the network first.
+# **Read it.** InfiniBand or one pass alone doubles the speed: 6.17, 6.14. With TCP at half the rate one pass gives 4.05: cure
+# the network first. Then a new node 5 gives 8.00. After one pass it gives 6.87: the slow backward had hidden what TCP sends.
+# `no_sync` sends as little as one pass, but only the last backward hides it: 4.53. The simulator leaves out that
+# [sending can slow backward](https://github.com/NVIDIA/nccl/issues/338).
 #
-# **Question.** Another job of eight nodes: seven show 300 ms in all-reduce after backward, node 3 shows 20 ms. Which
-# node do you look at first?
+# **Question.** Another job of eight nodes: seven show 300 ms in all-reduce after backward, node 3 shows 20. Which node
+# do you look at first?
 
 # %%
 node_to_look_at = ...
@@ -560,15 +562,18 @@ check("11.node_to_look_at", node_to_look_at)
 # %% [markdown]
 # ## Recap: what helps when
 #
+# **Why only three times as fast?** The job sends its gradients three times a step, and over TCP. InfiniBand or one pass alone
+# doubles the speed (simulated); a new node 5 counts only then.
+#
 # | take | when | does not help |
 # |---|---|---|
 # | ring: under $2B$ a rank, $2(N-1)$ starts | large tensors | small tensors, many ranks |
 # | tree: $2\log_2 N$ steps | small tensors | bandwidth, unless binary and in chunks |
-# | larger buckets | a start is expensive | a slow link: bytes stay |
-# | fewer bytes (bf16 gradients, accumulation with `no_sync`) | the link is full | stragglers |
+# | larger buckets | a start is expensive | a slow link |
+# | fewer bytes (bf16 gradients, `no_sync`) | the link is full | stragglers |
 #
-# **Where next.** Do the [lab](../../labs/advanced/11_links.ipynb), in a copy (`make my-labs`); then compare with
-# the [solution](../../solutions/advanced/11_links.ipynb).
+# **Where next.** The [lab](../../labs/advanced/11_links.ipynb), in a copy (`make my-labs`); then its
+# [solution](../../solutions/advanced/11_links.ipynb).
 
 # %% [markdown]
 # ## On Monday
