@@ -225,8 +225,8 @@ print(f"the largest message took {points[-1][1] / mine.seconds(SIZES[-1]):.2f} t
 
 # %% [markdown]
 # **Read it.** At the dotted line, $\alpha / \beta$ bytes, the bytes cost as much as the start. Left of it a message is
-# **latency-bound**: half its bytes save at most a quarter of its time. Right of it, it is **bandwidth-bound**. Several points
-# miss the line: fit it near the sizes that you send.
+# **latency-bound**: half its bytes save at most a quarter of its time. Right of it, it is **bandwidth-bound**. Where points
+# miss the line, fit it near the sizes that you send.
 #
 # A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has several
 # ports. Each has a ring of its own for its part of the tensor. Follow ring 0: in by port 0, through all GPUs, out by port 0.
@@ -255,13 +255,13 @@ PLACES = {"1 node: NVLink 4": (1, nvlink), "8 nodes: 8 ports of InfiniBand NDR":
 rows = [{"8 GPUs a node": name, "GB/s a direction": rate / GB, "64 KiB, ms": 1e3 * ring_seconds(64 * 1024, nodes, rate),
          "1 GB, ms": 1e3 * ring_seconds(GB, nodes, rate)} for name, (nodes, rate) in PLACES.items()]
 display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).hide().set_caption("ring all-reduce: rates and starts published, times predicted"))
-TREE_STARTS = 6.8e-6 + 2 * (7 * 1.8 * 0.6e-6 + math.log2(8) * 5e-6)  # same file: a base, seven hops inside a node, three between
-print(f"64 KiB over 8 nodes by NCCL's tree and its protocol LL: starts of {1e3 * TREE_STARTS:.2f} ms (predicted)")
+# Starts by LL, the protocol for short messages, on Intel hosts; same file: a base, and hops inside a node and between nodes.
+TREE_LL, RING_LL = 6.8e-6 + 2 * (7 * 0.6e-6 + math.log2(8) * 5e-6), 6.6e-6 + 14 * 2.7e-6 + 112 * 1e-6
+print(f"64 KiB over 8 nodes by protocol LL: starts of {1e3 * TREE_LL:.2f} ms in NCCL's tree, {1e3 * RING_LL:.2f} in a ring (predicted)")
 
 # %% [markdown]
 # **Read it.** Predicted, a gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one.
-# 64 KiB are all start: more ports do not help. The tree's 0.05 ms are partly its protocol *LL*: by LL a ring
-# starts sooner, too.
+# 64 KiB are all start: more ports do not help, another protocol does, and a tree does more.
 #
 # ## 3. Two hosts
 #
@@ -394,8 +394,8 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 
 # %% [markdown]
 # **Read it.** One bucket for all hides nothing. Where a start is cheap, small buckets are best, predicted and measured.
-# Where it costs 10 ms more, 4 layers are predicted best. This run cannot tell: in the last row the 10 ms made the step 17 ms
-# *shorter*. DDP's size is `bucket_cap_mb`, 25 by default (first bucket 1).
+# Where it costs 10 ms more, buckets in between are: two or four layers beat one and sixteen, predicted and measured.
+# DDP's size is `bucket_cap_mb`, 25 by default (first bucket 1).
 #
 # ## 5. Reading the tools
 #
