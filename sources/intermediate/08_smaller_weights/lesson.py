@@ -146,7 +146,7 @@ print(f"your bet {my_bet_percent}%; nearest at 4 bits {growth(losses['nearest-4'
 # %% [markdown]
 # ## 2. Two methods that look at the inputs
 #
-# What a layer's rounding does is the error of $Wx$, for the $x$ that come. Only their sum $H = \sum x x^T$ (`moments`) matters:
+# Rounding a layer changes its outputs $Wx$, for the $x$ that come. Only the sum $H = \sum x x^T$ (`moments`) matters:
 # for a rounded $Q$, $\sum |(W-Q)x|^2 = \operatorname{tr}\,(W-Q)\,H\,(W-Q)^T$. `inputs_of` adds it up while the model reads a **calibration text**,
 # drawn from its training text; *another text* is another draw.
 
@@ -522,8 +522,8 @@ def verdict(model, choice):
 pd.DataFrame([verdict(model, choice) for model in MODELS for choice in CHOICES]).set_index(["model", "weights + cache, bits"])
 
 # %% [markdown]
-# **Read it.** 4 + 8 takes least, and has the highest bound. The second best hangs on the tokens in flight: at the 7B's 32,768 it is 8 + 8, also
-# at half and twice as many. Of the single cuts 4-bit weights come first, at twice as many the cache.
+# **Read it.** 4 + 8 takes least, and has the highest bound. Second in the 7B is 8 + 8, at its 32,768 tokens in flight as at half and twice
+# as many. Which single cut comes third hangs on them: 4-bit weights, and at twice as many the cache.
 # The 70B crosses far beyond, so its weights decide: with a tenth free 8 + 8 fit one A100, with a fifth only 4 bits do.
 #
 # The last column mixes tasks of Llama-3.1 with perplexity of Llama-2, and leaves out what an 8-bit cache costs. On tasks
@@ -555,10 +555,11 @@ for name, text in {"Python sources": calibration_tokens(), "a hex dump": hex_dum
 #
 # ## Recap
 #
-# - **How many bits?** Try 4 for the weights: they cost 0.4 to 4.8% of perplexity (ours measured, Llama-2 published), 3 bits 3.8 to 21.8%.
+# - **How many bits?** Try 4 for the weights: they cost 0.4 to 4.8% of perplexity (ours measured over four bytes, Llama-2's
+#   published), 3 bits 3.8 to 21.8%.
 # - **Which method?** GPTQ makes errors cancel, AWQ widens what large channels multiply. Only the loss, on your text, decides.
 # - **Weights, cache or both?** The weights' bits bound the rate of one request, the cache's that of many at long context, in prefill the
-#   arithmetic. 4 + 8 takes least.
+#   arithmetic. Both cuts together take least.
 #
 # **Next** the [lab](../../labs/intermediate/08_smaller_weights.ipynb), its
 # [solution](../../solutions/intermediate/08_smaller_weights.ipynb), and [lesson 09](09_sharding.ipynb).
