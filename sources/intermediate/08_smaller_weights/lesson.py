@@ -11,8 +11,8 @@
 #
 # {{badges}}
 #
-# **Promise.** In how many bits should you serve a trained model? You round one to 4, 3 and 2 bits by methods that you write
-# yourself, see what it, Llama-2-7B and 70B lose, and decide what to narrow on a card: weights, cache or both.
+# **Promise.** In how many bits should you serve a trained model? You round a small one to 4, 3 and 2 bits by methods that you write
+# yourself, and compare its loss with Llama-2's, published. Then you decide what to narrow on a card: weights, cache or both.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -57,8 +57,8 @@ from evidence.validation.tables import source, table
 # ## 1. Round to nearest
 #
 # A **group** of 32 neighbours in a row shares a **scale**, the step of its grid, kept in 16 bits, and a **zero point**, the code that
-# stands for 0. With $b$ bits the grid has $2^b$ places, and each weight takes the nearest. The layer is the *gate*, the first matrix of the
-# second block's feed-forward (new words: [glossary](../00_glossary.ipynb)).
+# stands for 0. With $b$ bits the grid has $2^b$ places, and each weight takes the nearest: follow the lines below. The layer is the *gate*, the
+# first matrix of the second block's feed-forward (new words: [glossary](../00_glossary.ipynb)).
 
 # %%
 PATH, GROUP = "blocks.1.feedforward.gate", 32
@@ -93,10 +93,10 @@ for bits, (scale, zero) in grids.items():
           f"stored 32 x {bits} + 16 + {bits} bits, {bits + (16 + bits) / GROUP:.3f} a weight")
 
 # %% [markdown]
-# Now the whole model, by this method, by section 2's GPTQ and AWQ, and by NF4 ([lesson 06](06_seven_billion.ipynb)'s 16 uneven places, in
-# blocks of 64). **Perplexity** is $e$ to the mean loss: per *byte* for our model, on six modules that it has never seen, per token of about
-# four bytes for a large one. So the picture counts over four bytes; your bet is per byte. Each arm reads the same sequences; bars show one
-# standard error of the difference.
+# Now the whole model, by this method, by section 2's GPTQ and AWQ, and by NF4 (16 uneven places, in blocks of 64;
+# [lesson 06](06_seven_billion.ipynb) trains on it). **Perplexity** is $e$ to the mean loss: per *byte* for our model, on six modules that it
+# has never seen, per token of about four bytes for a large one. So the picture counts over four bytes; your bet is per byte. Each arm reads
+# the same sequences; bars show a standard error of the difference.
 
 # %%
 METHODS, held_out = methods(GROUP), held_out_sequences()
@@ -133,7 +133,7 @@ show(draw_price({"0.9 million parameters, groups of 32,\nover four bytes (measur
 print("published:", published.source())
 
 # %% [markdown]
-# **Read it.** At 3 bits rounding to nearest costs three to five times as much as at 4 in both models, and 2 bits ruin the small one.
+# **Read it.** At 3 bits rounding to nearest costs three to five times as much as at 4 in both models; at 2 the small one loses far more.
 # (Our AWQ stores each matrix's scales; libraries fold shared ones away.)
 
 # %%
@@ -146,7 +146,7 @@ print(f"your bet {my_bet_percent}%; nearest at 4 bits {growth(losses['nearest-4'
 # %% [markdown]
 # ## 2. Two methods that look at the inputs
 #
-# What a layer's rounding does is the error of $Wx$, for the $x$ that come. Only their sum $H = \sum x x^T$ (`moments`) matters:
+# Rounding a layer changes its outputs $Wx$, for the $x$ that come. Only the sum $H = \sum x x^T$ (`moments`) matters:
 # for a rounded $Q$, $\sum |(W-Q)x|^2 = \operatorname{tr}\,(W-Q)\,H\,(W-Q)^T$. `inputs_of` adds it up while the model reads a **calibration text**,
 # drawn from its training text; *another text* is another draw.
 
@@ -221,7 +221,7 @@ check("08.independent_inputs", gain_percent)
 #
 # A column with a ten times larger input does ten times the harm ([Lin and others 2023](https://arxiv.org/abs/2306.00978)). A group's step
 # is set by its smallest and largest weight. Multiply a column *between* them by $s > 1$, and divide its input by $s$: the product is the same,
-# the step stays, and that column's part of the error is divided by $s$. With too large an $s$ it sets the step, and all others pay.
+# the step stays, and that column's part of the error is divided by $s$. If $s$ is too large, that column sets the step, and the others lose.
 # So $s$ is the input's mean magnitude to the best of twenty powers. `awq` then tries nine narrower ranges for each group:
 # **clipping** the largest weights makes all steps smaller.
 
@@ -242,7 +242,7 @@ print(f"4 bits: nearest {error_of(nearest(weight, 4)):.2%}, AWQ {error:.2%} at p
 print(f"the largest input channel is {inputs.magnitudes.max() / inputs.magnitudes.median():.1f} times the median one")
 
 # %% [markdown]
-# This layer has no **outlier**, an input channel far larger than the others, so scales protect little; clipping does more. Each
+# This layer has no **outlier**, an input channel far larger than the others. Here scales gain little, clipping more. Each
 # method over the bits, on other text, GPTQ lowest:
 
 # %%
@@ -277,9 +277,9 @@ for name, than in [*pairs, ("NF4", "nearest-4"), ("NF4", "GPTQ-3")]:
           f"(standard error {spread:.2f}), {'clear' if abs(change) > 2 * spread else 'not clear'}")
 
 # %% [markdown]
-# **Read it.** At equal bits the layer error orders the losses rightly in every *clear* pair (over two standard errors). The others say nothing.
-# Across formats take care: NF4's layer error is larger than GPTQ-3's, its loss clearly smaller.
-# (The standard errors treat sequences from six modules as independent.) What of models that people serve?
+# **Read it.** At equal bits of a code the layer error orders the losses rightly in every *clear* pair (over two standard errors).
+# Between formats it can fail: NF4's layer error is larger than GPTQ-3's, its loss clearly smaller.
+# (The standard errors treat sequences from six modules as independent.) And models that people serve?
 
 # %%
 columns = {f"{label}, {b} bits": {way: published.growth(label, b, way) for way in published.METHODS}
@@ -288,14 +288,12 @@ columns |= {f"ours, {b} bits, four bytes": {way: point[f"{way}-{b}"][1] for way 
 pd.DataFrame(columns).style.format("{:+.1f}", na_rep="").set_caption("growth of perplexity in percent: Llama-2 published, ours measured")
 
 # %% [markdown]
-# **Read it.** AWQ's own authors measured the Llama-2 columns. The ranking does not carry over. In Llama-2-13B rounding to nearest costs
-# 6.4 times as much at 3 bits as at 4 (4.88 becomes 4.98 and 5.52 in [the same table](https://arxiv.org/abs/2306.00978)).
-# Llama-3-8B loses more than Llama-2-7B: [+2.8% against +1.4%](https://github.com/ggml-org/llama.cpp/blob/master/tools/perplexity/README.md) in
-# llama.cpp's q4_K_M, +56% against +11% in q2_K.
-# (*Reordered* takes columns with large inputs first; the lab builds it.)
+# **Read it.** AWQ's own authors measured the Llama-2 columns. The ranking does not carry over. Llama-3-8B loses
+# more than Llama-2-7B: [+2.8% against +1.4%](https://github.com/ggml-org/llama.cpp/blob/master/tools/perplexity/README.md) in llama.cpp's q4_K_M,
+# +56% against +11% in q2_K. (*Reordered* takes columns with large inputs first; the lab builds it.)
 #
 # AWQ was made for models with outliers. `with_outlier` plants one and leaves the function as it is: each block's norms make channel 7 thirty
-# times as large, and what reads it divides its weights.
+# times as large, and what reads it divides its weights. How far does the largest channel stand above the median one?
 
 # %% jupyter={"source_hidden": true}
 grown = with_outlier(model)
@@ -308,8 +306,8 @@ show(draw_inputs({label: (before, stands_out(planted)[label]) for label, before 
 print("as trained an input reaches 6 in:", ", ".join(path for path, seen in unseen.items() if seen.largest.max() >= 6))
 
 # %% [markdown]
-# **Read it.** As trained the inputs of *down*, products of two activations, stand out. In models of billions of parameters
-# [they do too](https://arxiv.org/abs/2405.14428), at a few tokens, and so do channels that leave the norms, as the planted one.
+# **Read it.** As trained the inputs of *down*, products of two activations, stand out in three of four blocks. In models of billions of
+# parameters [they do too](https://arxiv.org/abs/2405.14428), at a few tokens.
 
 # %%
 for name in ("nearest-4", "AWQ-4", "GPTQ-4"):
@@ -320,12 +318,12 @@ for name in ("nearest-4", "AWQ-4", "GPTQ-4"):
           f"in the {len(gone)} matrices that read it {min(gone):.0%} to {max(gone):.0%} of its weights are exactly 0")
 
 # %% [markdown]
-# **Read it.** Rounding to nearest all but deletes the channel, and so does GPTQ, whose later columns make up for it. AWQ gives it finer steps.
-# Neither pays clearly more than before. (It was planted in the form that AWQ undoes, so this is no test of AWQ.)
+# **Read it.** Rounding to nearest all but deletes the channel, and costs nearly twice as much. GPTQ deletes it too, but later columns make up
+# for it. AWQ gives it finer steps. (AWQ undoes just this form, so this does not test it.)
 #
 # ### The codes, packed
 #
-# A `PackedLinear` keeps the *codes*, and unpacks them in each forward, as a server's kernel does.
+# A `PackedLinear` keeps the *codes*, and unpacks them before each product.
 
 # %%
 few, rows = rounded("GPTQ-4")
@@ -366,7 +364,8 @@ for name, arm in {"as trained": model, "one outlier": grown}.items():
         print(f"{name:<11} {how:<11} the gate's output off by {found[PATH]:.2%}, perplexity {change:+.2f}% (standard error {spread:.2f})")
 
 # %% [markdown]
-# **Read it.** One outlier channel in 128 spoils the product, and the split saves most of it. Is it what the library computes?
+# **Read it.** One outlier channel in 128 makes the gate's error seven times as large, and the split takes most of that back. Does the
+# library split so?
 
 # %%
 if problem := bitsandbytes_problem():
@@ -389,12 +388,13 @@ else:
     print("int8 codes equal to ours:", torch.equal(int8.Int8Weight.of(w).codes, state.CB))
 
 # %% [markdown]
-# **Read it.** It is, within 0.35%.
+# **Read it.** It does, within 0.35% of ours.
 #
 # ## 5. What it buys
 #
 # A served model holds **weights** and the **cache of keys and values**: each token leaves a key and a value in every layer, so that later
 # tokens need not compute them again. `Serving` adds up published shapes, with 4 bits in groups of 128 and the head in 16 bits.
+# Look at where a line starts, how steep it is, and which card it passes.
 
 # %%
 FOUR, CONTEXT = published.stored_bits(4), 4096
@@ -421,8 +421,8 @@ show(draw_context_memory(lines, cards, title="Eight sequences: bits of weights +
      alt="Memory over context for Llama-2 7B and 70B, a line for each choice of bits for weights and cache, beside three cards.")
 
 # %% [markdown]
-# **Read it.** Fewer bits for the weights lower a line's start, fewer for the cache its slope. The cache outgrows the weights early in the
-# 7B, late in the 70B, whose query heads share key-value heads (**grouped-query attention**). In grey: more tokens than Llama-2 was trained on.
+# **Read it.** Fewer bits for the weights lower a line's start, fewer for the cache its slope. From a star on the cache outweighs the weights:
+# later in the 70B, whose query heads share key-value heads (**grouped-query attention**). In grey: more tokens than Llama-2 was trained on.
 #
 # What does a cache of 8 bits cost? Our model's keys and values go through fp8, a float of 8 bits:
 
@@ -456,10 +456,10 @@ for row, least, ms in zip(alone, (1e3 / each for each in bound), (1e3 / each for
     print(f"{row['bits']:>2} bits: {ms:.1f} ms a token (published), reading at least {least:.1f} (predicted): {ms - least:.1f} remain")
 
 # %% [markdown]
-# **Read it.** A third of the bytes brings 1.9 times the speed: what is not reading takes about as long at any bits.
+# **Read it.** A third of the bytes brings 1.9 times the speed: about 3 ms a token lie above the bound at any bits.
 #
 # In a **batch** the weights are read once for all requests, each cache for its request alone. A step takes at least as long as its reading or
-# its arithmetic, whichever is longer:
+# its arithmetic, whichever is longer. Look for the circles, where two formats change places:
 
 # %%
 def arithmetic_rate(s, card, context):
@@ -497,10 +497,10 @@ for name, one, other in ((m, one, other) for m in MODELS for one, other in (("8 
 # %% [markdown]
 # **Read it.** At a batch of 1 the weights' bits decide. Two formats cross where a smaller cache saves what smaller weights do:
 # at so many tokens in flight, of many short requests or few long ones. At 4,096 tokens the *cache's* bits soon decide, and the card
-# is full far below the arithmetic. At 256 only an 8-bit cache comes near it. A prompt of more than 153 tokens, read all at once (**prefill**), is
-# beyond it: fewer bits for the weights alone bring the first token no earlier, because products stay in 16 bits. W8A8 does.
+# is full far below the arithmetic. At 256 only an 8-bit cache comes near. A prompt is read all at once (**prefill**). From 153 tokens on its
+# arithmetic is the bound. Fewer bits for the weights alone leave the products in 16 bits; W8A8 does not.
 #
-# The verdict, for eight requests (*readers*) of 4,096 tokens; what is free is for activations:
+# The verdict, for eight requests (*readers*) of 4,096 tokens. Compare GiB and rates; what is free is for activations:
 
 # %% jupyter={"source_hidden": true}
 def verdict(model, choice):
@@ -522,19 +522,17 @@ def verdict(model, choice):
 pd.DataFrame([verdict(model, choice) for model in MODELS for choice in CHOICES]).set_index(["model", "weights + cache, bits"])
 
 # %% [markdown]
-# **Read it.** The 7B's verdict hangs on its 32,768 tokens in flight, between the crossings: of the single cuts 4-bit weights come first, the
-# cache second. With half the tokens the cache comes last; with twice, first. In all three 8 + 8 beats each single cut. The 70B crosses far
-# beyond, so the weights decide: with a tenth free 8 + 8 fit one A100, with a fifth only 4 bits do. For one request 4 bits win in both. The price
-# moves all dollars alike, not their order.
+# **Read it.** 4 + 8 takes least, and has the highest bound. Second in the 7B is 8 + 8, at its 32,768 tokens in flight as at half and twice
+# as many. Which single cut comes third hangs on them: 4-bit weights, and at twice as many the cache.
+# The 70B crosses far beyond, so its weights decide: with a tenth free 8 + 8 fit one A100, with a fifth only 4 bits do.
 #
-# The last column mixes tasks of Llama-3.1 with perplexity of Llama-2. On tasks [Kurtic and others 2024](https://arxiv.org/abs/2411.02355)
-# saw no loss in fp8, 1 to 3% in int8, and 4-bit weights competitive with int8. The 8-bit cache's cost is not in the
-# table.
+# The last column mixes tasks of Llama-3.1 with perplexity of Llama-2, and leaves out what an 8-bit cache costs. On tasks
+# [Kurtic and others 2024](https://arxiv.org/abs/2411.02355) saw no loss in fp8, 1 to 3% in int8, and 4-bit weights competitive with int8.
 #
-# | format | library | in [vLLM](https://docs.vllm.ai/en/latest/features/quantization/) on, best at |
+# | format | library | in [vLLM](https://docs.vllm.ai/en/latest/features/quantization/) on |
 # |---|---|---|
-# | 4-bit weights: GPTQ, AWQ | GPTQModel, llm-compressor | Turing and later, few requests |
-# | W8A8 in int8 | llm-compressor, torchao | Turing to Hopper, many requests |
+# | 4-bit weights: GPTQ, AWQ | GPTQModel, llm-compressor | Turing and later |
+# | W8A8 in int8 | llm-compressor, torchao | Turing to Hopper |
 # | W8A8 in fp8 | llm-compressor, vLLM | Ada and later; before: weights only |
 # | 4-bit floats: NVFP4, MXFP4 | llm-compressor, vLLM | Blackwell; before: weights only |
 #
@@ -557,9 +555,11 @@ for name, text in {"Python sources": calibration_tokens(), "a hex dump": hex_dum
 #
 # ## Recap
 #
-# - At 3 bits rounding to nearest cost 3 to 6.4 times as much as at 4 in four models; at 2 the small one breaks.
-# - GPTQ makes errors cancel, AWQ widens what large channels multiply. Only the loss, on your text, decides between them.
-# - The weights' bits bound the rate of one request, with many at long context the cache's, in prefill the arithmetic.
+# - **How many bits?** Try 4 for the weights: they cost 0.4 to 4.8% of perplexity (ours measured over four bytes, Llama-2's
+#   published), 3 bits 3.8 to 21.8%.
+# - **Which method?** GPTQ makes errors cancel, AWQ widens what large channels multiply. Only the loss, on your text, decides.
+# - **Weights, cache or both?** The weights' bits bound the rate of one request, the cache's that of many at long context, in prefill the
+#   arithmetic. Both cuts together take least.
 #
 # **Next** the [lab](../../labs/intermediate/08_smaller_weights.ipynb), its
 # [solution](../../solutions/intermediate/08_smaller_weights.ipynb), and [lesson 09](09_sharding.ipynb).
