@@ -23,8 +23,8 @@
 # %% [markdown]
 # ## A bet
 #
-# You train ResNet-50, an image network, with Adam on a few images of 32 x 32 pixels. Which share of the peak is the
-# *parameters*? Write your guess, in percent:
+# You account for every byte of one step: ResNet-50, an image network, with Adam on a few images of 32 x 32 pixels. Which
+# share of the peak is the *parameters*? Guess, in percent:
 
 # %%
 my_bet_percent = 50
@@ -98,7 +98,7 @@ print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of
 
 # %% [markdown]
 # **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* live within one phase: what an operation
-# borrows, what backward hands from layer to layer. *Logits* come in section 6. New words stand in the
+# borrows, what backward hands from layer to layer. *Logits* come in section 6. New words:
 # [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
