@@ -351,8 +351,8 @@ show(figure, alt="Memory against batch size, a line a phase: backward's highest 
 #
 # ### Does it fit?
 #
-# The same prediction for larger batches, beside the H200 (recorded, Adam by `foreach`). Look at the two capped batches, then
-# at the last row:
+# The same prediction for larger batches, beside the H200 (recorded, Adam by `foreach`). Look at the two capped batches and
+# the last row:
 
 # %%
 rows = {}
