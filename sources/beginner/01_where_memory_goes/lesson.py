@@ -13,8 +13,8 @@
 #
 # **The question.** A training step runs out of memory. Who holds it?
 #
-# **Promise.** You account for one training step of ResNet-50 on this machine: every byte that model, optimizer, images
-# and the step itself hold, in named categories, at every moment.
+# **The answer.** Parameters, gradients and optimizer state follow a formula. Activations grow with the batch, a language
+# model's logits too. Only what is alive at the highest moment, the **peak**, counts.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,9 +23,8 @@
 # %% [markdown]
 # ## A bet
 #
-# You train ResNet-50, an image network, with Adam on a few images of 32 x 32 pixels. Memory rises and falls
-# during a step. Its highest moment is the **peak**. Which share of it is the *parameters*? Write your guess, in percent, in
-# place of the 50.
+# You account for every byte of one step: ResNet-50, an image network, with Adam on a few images of 32 x 32 pixels. Which
+# share of the peak is the *parameters*? Guess, in percent:
 
 # %%
 my_bet_percent = 50
@@ -58,8 +57,8 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # ## 1. One step in one picture
 #
 # All that is measured here is fp32, 4 bytes a number. `measure` runs the step once to warm up, then once with every
-# allocation recorded. It knows model and optimizer by their addresses, and sorts any other block of memory by the phases
-# in which it was made and freed.
+# allocation recorded. It knows the tensors of model and optimizer by address. Any other block it sorts by the phases in
+# which it was made and freed. Look under the black mark:
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
@@ -88,9 +87,9 @@ show(draw_from_before(first), alt="Stacked memory over one training step: zero_g
      "through forward, new gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
-# **Read it.** The height is what model, optimizer, images and step hold; the background names the phase.
-# `zero_grad` drops the *gradients* of the step before. Forward builds *activations* up. Backward walks from the last layer to
-# the first, frees activations and makes new gradients. Who is alive at the peak:
+# **Read it.** The background names the phase. `zero_grad` drops the *gradients* of the step before. Forward builds
+# *activations* up. Backward walks from the last layer to the first, frees activations and makes new gradients. Who is alive
+# at the peak:
 
 # %%
 found = first.breakdown
@@ -99,23 +98,23 @@ print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of
 
 # %% [markdown]
 # **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* live within one phase: what an operation
-# borrows, what backward hands from layer to layer. *Logits* come in section 6. New words stand in the
+# borrows, what backward hands from layer to layer. *Logits* come in section 6. New words:
 # [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. Whose count is it?
 #
-# A GPU's large memory is **HBM** (high-bandwidth memory), or GDDR on many cards; an `OutOfMemoryError` is about it. PyTorch
-# takes *segments* of it from the driver, and cuts them into blocks for tensors. Three counters:
+# Section 1 counted tensors. On a GPU they lie in **HBM** (high-bandwidth memory) or GDDR, which an `OutOfMemoryError` is
+# about. (Registers and caches hold what a kernel works on.) PyTorch takes *segments* of it from the driver, and cuts them
+# into blocks. Three counters, each wider than the one before (`torch.cuda.memory_summary()` prints the first two):
 #
-# | who counts | what it adds to the one above |
+# | who counts | what it adds |
 # |---|---|
 # | `torch.cuda.memory_allocated()` | blocks of tensors, and workspaces of libraries such as cuBLAS |
 # | `torch.cuda.memory_reserved()` | free pieces of segments, which PyTorch keeps |
 # | `nvidia-smi` | CUDA context (driver, code of kernels), NCCL's buffers, other libraries, other processes |
 #
-# Who is to blame in [an error that somebody met](https://github.com/kerrj/lerf/issues/73) (published)? Paste your own in its
-# place.
+# Who is to blame in [this error](https://github.com/kerrj/lerf/issues/73) (published)? Paste yours.
 
 # %%
 error = error_sizes(
@@ -148,20 +147,22 @@ print(f"{record.evidence}: {record.device}, {record.date}, PyTorch {record.prove
       "allocated and reserved each at its own peak")
 
 # %% [markdown]
-# **Read it.** The request failed although twice its size was free: no piece was large enough. Try the setting first. (Its newer
-# name, `PYTORCH_ALLOC_CONF`, is [ignored by PyTorch 2.9.1](https://github.com/pytorch/pytorch/issues/183387).) This process holds
-# 3.88 GiB outside of PyTorch, where 0.75 lie outside on the H200. LERF's tiny-cuda-nn allocates by itself: a likely holder.
+# **Read it.** Twice the request was free, mostly between PyTorch's own blocks: no piece was large enough. Try
+# `expandable_segments` first. (PyTorch 2.9.1 [ignores it](https://github.com/pytorch/pytorch/issues/183387) in the newer
+# `PYTORCH_ALLOC_CONF`.) This process holds 3.88 GiB outside of PyTorch, where the H200 had 0.75. LERF's tiny-cuda-nn
+# allocates by itself: a likely holder.
 
 # %% [markdown]
 # ## 3. The states: a formula without surprises
 #
-# What a step leaves for the next are the **model states**. For $P$ parameters in fp32 (4 bytes each):
+# Which of section 1's bytes could you have known beforehand? The **model states**: what a step leaves for the next. For $P$
+# parameters in fp32 (4 bytes each):
 #
 # $$\underbrace{4P}_{\text{parameters}} + \underbrace{4P}_{\text{gradients}} +
 # \underbrace{4P + 4P}_{\text{Adam: running means}} = 16P \ \text{bytes}$$
 #
-# Adam keeps two running means for each parameter: of its gradient, and of the gradient's square. A loop that calls
-# `zero_grad` after `optimizer.step()` ends with $12P$, and has the same peak.
+# Adam keeps two running means for each parameter: of its gradient, and of the gradient's square. With `zero_grad` after
+# `optimizer.step()`, $12P$ stay, and the peak is the same.
 
 # %% tags=["nbval-check-output"]
 P = sum(parameter.numel() for parameter in model.parameters())
@@ -189,8 +190,8 @@ pd.DataFrame(sides).rename_axis("bytes at the end of the step")
 #
 # ### Which optimizer, which states
 #
-# ResNet-18 at batch 2, where states fill most of the picture. `foreach` is Adam's default on CUDA: each operation runs over
-# all tensors at once.
+# ResNet-18 at batch 2, where states fill most of the picture: compare the purple and the grey. `foreach` is Adam's default
+# on CUDA: each operation runs over all tensors at once.
 
 # %%
 def when(measurement, phase):
@@ -218,8 +219,8 @@ compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
 # **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows the grey
-# temporaries: one by one two of the largest tensor, by `foreach` as much as *all* parameters. At this small batch both peak in
-# the optimizer step. `fused=True` borrows next to nothing.
+# temporaries: one by one two of the largest tensor, by `foreach` as much as *all* parameters. `fused=True` borrows next to
+# nothing. At this small batch what is borrowed decides where the peak lies.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together?
@@ -236,7 +237,7 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 # ### A folklore formula
 #
 # [18 bytes a parameter](https://huggingface.co/docs/transformers/model_memory_anatomy) are right for one kind of *mixed
-# precision*. Multiplied by the bytes of a parameter once more, they count these twice. Llama-2-7B with Adam
+# precision*. The folklore multiplies them by the 4 bytes of a parameter once more. Llama-2-7B with Adam
 # ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)):
 
 # %% tags=["nbval-check-output"]
@@ -256,9 +257,9 @@ for parts, case in kinds.items():
 # %% [markdown]
 # ## 4. Activations: what grows with the batch
 #
-# Backward needs the inputs or outputs of most operations again. Autograd keeps them from forward until backward has used
-# them: the **activations**. `saved_tensors_hooks` calls your function with every tensor that autograd keeps, so a dozen lines
-# make a meter. They count each *storage* once: the block of bytes behind a tensor, which several tensors can share.
+# No state depends on the batch. What does? Backward needs the inputs or outputs of most operations again, so autograd keeps
+# them until then: the **activations**. `saved_tensors_hooks` calls your function with every tensor that autograd keeps, so a
+# dozen lines make a meter. They count each *storage* once: the bytes behind a tensor, which several can share.
 
 # %%
 def saved_for_backward(model, inputs):
@@ -289,8 +290,8 @@ print(f"ledger / (activations + inputs) = {ratio:.4f}")
 assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since the measurement?"
 
 # %% [markdown]
-# **Read it.** Your ledger asks autograd, the meter the allocator: a block that was born in forward and lives when
-# backward begins is an *activation*.
+# **Read it.** Your ledger asks autograd. The meter asks the allocator: *activations* are blocks born in forward and alive
+# when backward begins.
 #
 # ### One batch after the other
 #
@@ -318,8 +319,9 @@ by_foreach = [at_batch(size) for size in sizes]
 optimizer.param_groups[0]["foreach"] = False
 
 # %% [markdown]
-# By `foreach` the optimizer step stands at $20P$: the states, and $4P$ of temporaries. Backward is near $16P + ab$, with $a$
-# bytes of activations for each of $b$ images. The larger of the two decides:
+# Two moments compete for the peak. By `foreach` the optimizer step stands at $20P$: the states, and $4P$ of temporaries.
+# Backward is near $16P + ab$: the states, and $a$ bytes of activations for each of $b$ images. Look where the red line
+# crosses the purple ones:
 
 # %%
 def predicted_peak(batch_size):
@@ -349,7 +351,8 @@ show(figure, alt="Memory against batch size, a line a phase: backward's highest 
 #
 # ### Does it fit?
 #
-# The same prediction for batches of work, beside the H200 (recorded, Adam by `foreach`):
+# The same prediction for larger batches, beside the H200 (recorded, Adam by `foreach`). Look at the two capped batches and
+# the last row:
 
 # %%
 rows = {}
@@ -370,12 +373,12 @@ for name, row in {"batch 512": h200[1], "batch 2048": h200[2], f"batch {capped['
 pd.DataFrame(rows).round(2)
 
 # %% [markdown]
-# **Read it.** The bet's answer hangs on the batch: at 2,048 parameters are next to nothing. At 512 and 2,048 the card's peak
-# lay in *forward*: temporaries (likely workspaces of convolutions) stood on the activations. Left alone, the run took up to 1.36
-# times the prediction. Much of that is no need: with PyTorch capped at 16 GB, batch 576 ran, and took less than 512 had.
+# **Read it.** The bet's answer hangs on the batch: at 2,048 parameters are 0.17% of the peak. At 512 and 2,048 that peak lay
+# in *forward*, with temporaries on the activations. Without a cap the card's use was up to 1.36 times the prediction. Not
+# all was needed: capped at 16 GB, batch 576 used less than 512 had.
 #
-# **Verdict.** Take from the card what lies outside of PyTorch. This network, with large batches on this card, fits where the prediction
-# is nine tenths of the rest, and not where it is all of it. Another model you measure.
+# **Verdict.** Take from the card what lies outside of PyTorch. This network fitted where the prediction was 0.94 of the rest,
+# and not at 0.99. One network, one cap: plan with nine tenths, then measure yours.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -419,9 +422,8 @@ highest = {name: max(run.timeline.series().get("activations", [0])) for name, ru
 assert highest["validation"] > 3 * highest["training"], "the history is not held: does the sum keep its losses?"
 
 # %% [markdown]
-# **Diagnose it.** The sum has a history, which holds every batch's graph with what autograd saved. In training `backward` has
-# freed what was saved. A loss that no backward visits keeps all of it. Validate under `torch.no_grad()`, and add up
-# `loss.detach()`.
+# **Diagnose it.** The sum's history holds every batch's graph, with all that autograd saved. In training `backward` has freed
+# that. Validate under `torch.no_grad()`, and add up `loss.detach()`.
 
 # %% [markdown]
 # ## 5. Why the peak is where it is
@@ -461,14 +463,15 @@ print(f"peak of the second - (16P + ab/2): {format_bytes(accumulated.peak_bytes 
 print(f"the same cut at batch 512 (predicted): {per_image * 256 / 2**30:.1f} of {h200[1]['allocated_peak_bytes'] / 2**30:.1f} GiB (recorded, H200)")
 
 # %% [markdown]
-# **Read it.** Half of the activations are gone, and *all* gradients of the first micro-batch stand through the
-# second. With **gradient accumulation** the formula of section 4 lacks little but the temporaries. The peak falls little:
-# more than half of what activations save goes to gradients and temporaries. At batch 512 the same cut would take nearly half.
+# **Read it.** This is **gradient accumulation**. Half of the activations are gone, but *all* gradients of the first
+# micro-batch stand through the second. So the peak falls little: more than half of what activations save goes to gradients
+# and temporaries. Now section 4's formula lacks little but the temporaries. At batch 512 the same cut is predicted to take
+# nearly half.
 #
 # ### Predict beside measure
 #
-# Move the controls (in a running notebook). Each change predicts by section 3's formula and the ledger of two images, scaled
-# to the batch, then measures.
+# Move the controls (in a running notebook). Section 3's formula predicts states, the ledger of two images activations.
+# Compare part by part:
 
 # %%
 optimizer = None  # Adam's state of ResNet-50, and its gradients: make room first
@@ -481,7 +484,7 @@ figure, alt = both(16, "ResNet-18", "Adam, one by one")
 show(figure, alt)
 
 # %% [markdown]
-# **Read it.** Errors partly offset each other: at the peak some gradients are missing, and the formulas lack temporaries.
+# **Read it.** Totals agree better than parts: the peak lacks some gradients and activations, the formulas lack temporaries.
 #
 # ## 6. A transformer: the last layer can be the largest
 #
@@ -521,8 +524,7 @@ show(draw_from_before(text, title="Small transformer, AdamW one by one: one step
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
 
 # %% [markdown]
-# **Read it.** The unnamed strip is the loss. The spike stands where backward begins. A band of the
-# logits' size outlives backward. Who holds it?
+# **Read it.** The unnamed strip before backward is the loss. A band of the logits' size outlives backward. Who holds it?
 
 # %%
 after, one = text.timeline.at(text.timeline.end_ns), 4 * B * T * V
@@ -537,11 +539,11 @@ show(draw_holders([text, lean], one, names, title="Small transformer, with and w
      "the logits are missing, and log-probabilities and two gradients are left.")
 
 # %% [markdown]
-# **Read it.** Backward needs three of the four tensors; the variable `logits` alone holds the other. The same line went into
-# torchtitan ["to save 3.9G"](https://github.com/pytorch/torchtitan/pull/391) (published).
+# **Read it.** Backward needs three of the four tensors. The variable `logits` alone holds the other, and `del` frees it.
+# torchtitan does so ["to save 3.9G"](https://github.com/pytorch/torchtitan/pull/391) (published).
 #
-# This net is narrow for its vocabulary. In Llama 3 8B, with one text of 8,192 tokens, a layer in bf16 keeps for each token
-# and each number of its width (with fused norms and flash attention):
+# This net is narrow for its vocabulary. Take Llama 3 8B in bf16, with fused norms, flash attention and one text of 8,192
+# tokens. A layer keeps these bytes, times tokens, times width:
 
 # %%
 llama = model_shape("llama-3-8b")
@@ -556,13 +558,14 @@ sizes_bytes = {"logits in fp32": logits_bytes, "four such tensors": 4 * logits_b
 pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_bytes.items()}}).round(2)
 
 # %% [markdown]
-# **Read it.** The layers hold more than the logits, until they are
-# [checkpointed](../intermediate/05_checkpointing.ipynb): then the last layer is the largest.
+# **Read it.** The layers keep more than four tensors of logits, until they are
+# [checkpointed](../intermediate/05_checkpointing.ipynb): then the logits outweigh them.
 
 # %% [markdown]
 # ## Recap
 #
-# The peak is a moment: measure, then ask of each large block who holds it.
+# **The answer.** Parameters, gradients and optimizer state follow a formula. Activations grow with the batch, a language
+# model's logits too. Only what is alive at the peak counts: measure it, then ask of each large block who holds it.
 #
 # **Test yourself.** Name a technique for each category, and what it costs.
 #
@@ -575,7 +578,7 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 # | optimizer state | model, optimizer | LoRA, 8-bit states (perhaps accuracy), sharding, [offload](../intermediate/07_offload.ipynb) (transfers) | mixed precision |
 # | activations | batch, sequence, width, depth | checkpointing (compute), [mixed precision](02_mixed_precision.ipynb) (digits), smaller micro-batch (speed) | sharding the states |
 # | logits and loss | batch, sequence, vocabulary | `del logits` (nothing), [loss in chunks](../intermediate/05_checkpointing.ipynb#5.-Logits-are-activations-too) (compute) | checkpointing the layers |
-# | temporaries | batch; of the optimizer: model | smaller micro-batch; `fused=True` | checkpointing |
+# | temporaries | batch; of the optimizer: model | smaller micro-batch (speed); `fused=True` | checkpointing |
 #
 # </details>
 #
@@ -586,8 +589,8 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** You have `build`, which makes `model`, `optimizer` and `train_step`, one whole step that ends with its
-# gradients still there. After an `OutOfMemoryError` this prints the account, too:
+# **Plain PyTorch.** You have `build`, which makes `model`, `optimizer` and `train_step`: one whole step, `zero_grad` first.
+# After an `OutOfMemoryError` this prints the account, too:
 #
 # ```python
 # import torch
@@ -624,9 +627,9 @@ pd.DataFrame({"GiB (predicted)": {name: size / 2**30 for name, size in sizes_byt
 # ```
 #
 # Halve the batch and run it again: about half of activations, logits and backward's temporaries goes, less where the peak
-# moves. If hardly anything fell, try `fused=True`, then shrink the states. Drop `step.pickle` on
-# [memory_viz](https://docs.pytorch.org/memory_viz). Bands from end to end are what lasts, the hill is forward and backward; a
-# click on a band names the line that made it. Most bands of backward name none: another thread makes them.
+# moves. If little fell, try `fused=True`, then shrink the states. Drop `step.pickle` on
+# [memory_viz](https://docs.pytorch.org/memory_viz). Bands from end to end last, the hill is forward and backward. A click on
+# a band names the line that made it. Most of backward's name none: another thread makes them.
 # ([Lesson 10](../intermediate/10_oom_clinic.ipynb#5.-Instruments,-and-what-each-cannot-see) shows the page.)
 #
 # **transformers.** You have `model` and `dataset`. The `Trainer` keeps the account itself, for short runs:
