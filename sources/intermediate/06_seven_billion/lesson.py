@@ -11,9 +11,9 @@
 #
 # {{badges}}
 #
-# **Promise.** Trained in full, Llama-2-7B needs 107.8 GB for its states alone. Adapters, four-bit weights and
-# checkpointing bring its fine-tune onto one card of 24 GB. You build the first two by hand, see what fills the card then,
-# and leave with a map of which of the three you need, and a script that trains.
+# **Promise.** Trained in full, Llama-2-7B needs 107.8 GB for its states alone (predicted). On one card of 24 GB you train
+# adapters instead. What else do you need: four-bit weights, checkpointing, or both? You build adapters and four-bit
+# packing by hand, draw the map that answers, and leave with a script that trains.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -174,7 +174,8 @@ print(f"twenty steps, largest relative difference of the losses {largest:.1e}")
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start values"
 
 # %% [markdown]
-# **Read it.** The losses agree. Now the peak of a step, first with all weights trained, then with your adapters:
+# **Read it.** The losses agree. Now the peak of a step of this small model, first with all weights trained, then with
+# your adapters:
 
 # %%
 full, peaks = LlamaForCausalLM(config).to(device), []
@@ -188,8 +189,8 @@ share = sum(p.numel() for p in mine.parameters() if p.requires_grad) / sum(p.num
 print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is {100 * peaks[1] / peaks[0]:.0f}% of the full one ({Evidence.MEASURED})")
 
 # %% [markdown]
-# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Both peaks lie where backward begins:
-# no gradient is alive yet, and most bytes are activations.
+# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Here the peak falls by a third. At both
+# peaks no gradient is alive, and most bytes are activations. At 7B the states weigh more, but activations stay.
 #
 # So what does a block *keep* until backward? Compare each bar with the last, where the block is *checkpointed*: computed
 # again in backward ([lesson 05](05_checkpointing.ipynb)).
@@ -388,9 +389,9 @@ if four_bits:
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** The adapters learned beside *rounded* weights; the script adds them to unrounded ones. The third loss
-# is of a merge into the four-bit base, unpacked by `dequantize()`. Here all three lie within 0.0007. A 7B may differ:
-# evaluate the model that you will serve.
+# **Read it.** Training lowers the held-out loss from 5.84 to 5.70. The adapters learned beside *rounded* weights; the
+# script adds them to unrounded ones. The third loss is of a merge into the four-bit base, unpacked by `dequantize()`. All
+# three lie within 0.0007. A 7B may differ: evaluate the model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
@@ -409,11 +410,10 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
       "reserved", *(f"{most:.3f} ({method})" for method, most in over.items()))
 
 # %% [markdown]
-# **Read it.** The peaks agree. The card reserved more than simulated, up to 1.097 times as much where weights are packed:
-# the packing itself ran there, and the simulation leaves it out.
+# **Read it.** The peaks agree. The card reserved more than simulated, up to 1.097 times as much. The map keeps that much
+# free as a margin.
 #
-# Now Llama-2-7B on a simulated RTX 4090 in four ways, each with the H200's margin left free. Look at where each line
-# meets the usable memory:
+# Now Llama-2-7B on a simulated RTX 4090 in four ways. Look at where each line meets the usable memory:
 
 # %%
 def peak(way, texts, length=1024, padded=False, **changes):
@@ -444,7 +444,7 @@ figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four text
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
 # %% [markdown]
-# **Read it.** A line says what the card must hold for so many tokens at once, in texts of 1,024. Its ring marks where the
+# **Read it.** A line is what the allocator reserves for a micro-batch, in texts of 1,024 tokens. Its ring marks where the
 # usable memory is full. Four bits lower a line; checkpointing makes it flatter.
 #
 # Stay below the rings: one long text needs a little more than several short ones, and more again if it is padded.
@@ -467,14 +467,16 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # %% [markdown]
 # **Read it.** *Tokens at once* is where the ring lies. Take the first row with room for your longest text:
 #
-# 1. **LoRA alone** rounds nothing and computes nothing twice. Texts of 1,024 tokens leave five to spare, and none if twice
-#    as much lies outside the allocator: too close.
-# 2. **QLoRA** rounds the weights.
-# 3. **LoRA with checkpointing** keeps 16 bits. Its update is predicted to take a quarter longer. All that Llama-2 can read
-#    fits: 4,096 tokens.
+# 1. **LoRA alone** rounds nothing and computes nothing twice. A text of 1,024 tokens fits with five to spare. That is too
+#    close: if twice as much lies outside the allocator, it does not fit. Shorter texts do.
+# 2. **QLoRA** rounds the weights. Its texts stay below 2,784 tokens.
+# 3. **LoRA with checkpointing** keeps 16 bits and computes the blocks twice. All that Llama-2 can read fits: 4,096 tokens.
 # 4. **QLoRA with checkpointing** is for a smaller card. One of 12 GB cannot hold 16-bit weights.
 #
-# So on 24 GB checkpointing alone is enough for every text, and four bits alone for shorter ones. The bet:
+# The seconds are each way's in its own micro-batches: two things change from row to row.
+#
+# So on 24 GB no text needs both four bits and checkpointing. Checkpointing is enough for every text, four bits for
+# shorter ones. The bet:
 
 # %%
 if four_bits:
@@ -500,8 +502,9 @@ for texts, length in ((1, 512), (4, 1024)):
 print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: litgpt, Llama-2-7B, A100, 1,000 micro-batches in 3.83 for 2.36 min)")
 
 # %% [markdown]
-# **Read it.** For 4,096 tokens the predicted delay is small, even at twice the planner's time for unpacking. The
-# published one is far larger, with versions of 2023, smaller adapters and other lengths. Time your step both ways.
+# **Read it.** For 4,096 tokens the predicted delay is small, even if unpacking takes twice as long. The published one is
+# far larger, with versions of 2023, smaller adapters and other lengths. So let no seconds of this page choose between four
+# bits and checkpointing: time your step both ways.
 #
 # ### The scenario as asked: a script for a real card
 #
@@ -510,7 +513,7 @@ print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: 
 # `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
 # By the table, texts of 1,024 tokens need four bits or checkpointing, and not both. To keep 16 bits, omit
-# `quantization_config` in `qlora`. For a shorter update, omit the checkpointing line, and take 8 micro-batches of 2.
+# `quantization_config` in `qlora`. To compute nothing twice, omit the checkpointing line, and take 8 micro-batches of 2.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over cards. Of adapters these are half a GB:
 # plain data parallelism is enough. ZeRO-3 and FSDP ([lesson 09](09_sharding.ipynb)) also divide frozen weights.
@@ -536,24 +539,24 @@ if four_bits:
 # **Diagnose it.** Everything that is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes
 # a bf16 copy of the head (*cast weights*). What each checkpointed block keeps is fp32 too (*activations*).
 #
-# By default the call also turns checkpointing on. Where bf16 trains stably, leave it out, but keep the script's line
-# `model.gradient_checkpointing_enable({"use_reentrant": False})`. With neither, four texts take 28.3 GB instead of 7.1.
+# By default the call also turns checkpointing on. Where bf16 trains stably, leave the call out, but keep the script's line
+# `model.gradient_checkpointing_enable({"use_reentrant": False})`. Without both, four texts take 28.3 GB instead of 7.1.
 #
 # ## Recap
 #
-# - Once the weights are frozen, activations fill the card: 11.4 of the bet's 16.4 GB.
-# - LoRA removes nearly all gradients and optimizer state, NF4 nearly three quarters of the weights' bytes, checkpointing
-#   most activations.
-# - On 24 GB checkpointing is enough for all that Llama-2 can read. Four bits are needed where the weights do not fit.
-#   Micro-batches do the rest.
+# - On 24 GB no text needs both four bits and checkpointing (simulated). Checkpointing is enough for all that Llama-2 can
+#   read, four bits for shorter texts. Both together are for a smaller card.
+# - LoRA removes nearly all gradients and optimizer state, NF4 seven tenths of the weights' bytes, checkpointing most
+#   activations.
+# - Activations are most of the bet's peak: 11.4 of 16.4 GB.
 #
-# **Test yourself.** A colleague runs QLoRA with 4,096 tokens, is out of memory, and turns on optimizer offload and ZeRO-2.
-# What do you say?
+# **Test yourself.** A colleague runs QLoRA with 4,096 tokens on 24 GB, is out of memory, and turns on optimizer offload
+# and ZeRO-2. What do you say?
 #
 # <details><summary>Answer</summary>
 #
-# Both touch states that are small already. Activations fill the card: checkpoint, or put fewer texts into
-# a micro-batch.
+# Both touch states that are small already. Activations fill the card: checkpoint, or, if the tokens are of several
+# texts, put fewer into a micro-batch.
 #
 # </details>
 #
@@ -638,5 +641,5 @@ if four_bits:
 # ```
 #
 # **Look at** the trained share, and at the peak of a step: `torch.cuda.reset_peak_memory_stats()`, two steps,
-# `torch.cuda.max_memory_allocated()`; again with twice the tokens. In Llama-2-7B a token adds about 0.7 MB. If it adds 5 MB
-# by the first block, or 6 by the second, checkpointing is off.
+# `torch.cuda.max_memory_allocated()`; again with twice the tokens. In Llama-2-7B a token adds about 0.7 MB (simulated). If
+# it adds 5 MB by the first block, or 6 by the second, checkpointing is off.
