@@ -91,7 +91,7 @@ if torch.cuda.is_available() and here.dtype is torch.float16:
 #
 # Lesson 01 counted 16 bytes for each parameter that Adam trains: parameter and gradient in 16 bits, a copy in fp32, and
 # two *moments*, which are running means. **LoRA** freezes the parameters and trains adapters instead. **QLoRA** also
-# *packs* the frozen weights, here into four bits. New words: [glossary](../00_glossary.ipynb).
+# *packs* the frozen weights, here into four bits. Compare the totals. New words: [glossary](../00_glossary.ipynb).
 
 # %%
 shape = model_shape("llama-2-7b")
@@ -174,8 +174,8 @@ print(f"twenty steps, largest relative difference of the losses {largest:.1e}")
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start values"
 
 # %% [markdown]
-# **Read it.** The losses agree. Now the peak of a step of this small model, first with all weights trained, then with
-# your adapters:
+# **Read it.** The losses agree. Now a step's peak in this small model, first with all weights trained, then with your
+# adapters:
 
 # %%
 full, peaks = LlamaForCausalLM(config).to(device), []
@@ -190,7 +190,7 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is {100 *
 
 # %% [markdown]
 # **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Here the peak falls by a third. At both
-# peaks no gradient is alive, and most bytes are activations. At 7B the states weigh more, but activations stay.
+# peaks no gradient is alive, and most bytes are activations.
 #
 # So what does a block *keep* until backward? Compare each bar with the last, where the block is *checkpointed*: computed
 # again in backward ([lesson 05](05_checkpointing.ipynb)).
@@ -337,8 +337,7 @@ def finetune(base, pairs, output, longest, dtype=torch.bfloat16, **settings):
     return trainer
 
 # %% [markdown]
-# Only the adapters are saved. **Merging** adds (alpha / r) B A to W and leaves a plain model. The script merges into the
-# *16-bit* base.
+# Only the adapters are saved. **Merging** adds (alpha / r) B A to W and leaves a plain model.
 
 # %%
 def merge(base, adapter, output):
@@ -389,9 +388,9 @@ if four_bits:
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** Training lowers the held-out loss from 5.84 to 5.70. The adapters learned beside *rounded* weights; the
-# script adds them to unrounded ones. The third loss is of a merge into the four-bit base, unpacked by `dequantize()`. All
-# three lie within 0.0007. A 7B may differ: evaluate the model that you will serve.
+# **Read it.** Training lowers the held-out loss from 5.84 to 5.70. The adapters learned beside *rounded* weights; `merge`
+# adds them to unrounded ones. Here the three losses lie within 0.0007. A 7B may differ: evaluate the model that you will
+# serve.
 #
 # ## 5. Seven billion, simulated
 #
@@ -467,13 +466,13 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # %% [markdown]
 # **Read it.** *Tokens at once* is where the ring lies. Take the first row with room for your longest text:
 #
-# 1. **LoRA alone** rounds nothing and computes nothing twice. A text of 1,024 tokens fits with five to spare. That is too
-#    close: if twice as much lies outside the allocator, it does not fit. Shorter texts do.
+# 1. **LoRA alone** rounds nothing and computes nothing twice. A text of 1,024 tokens fits with five to spare, and not if
+#    twice as much lies outside the allocator. Shorter texts fit.
 # 2. **QLoRA** rounds the weights. Its texts stay below 2,784 tokens.
-# 3. **LoRA with checkpointing** keeps 16 bits and computes the blocks twice. All that Llama-2 can read fits: 4,096 tokens.
+# 3. **LoRA with checkpointing** keeps 16 bits. All that Llama-2 can read fits: 4,096 tokens.
 # 4. **QLoRA with checkpointing** is for a smaller card. One of 12 GB cannot hold 16-bit weights.
 #
-# The seconds are each way's in its own micro-batches: two things change from row to row.
+# Do not choose by the seconds: the rows' micro-batches differ too.
 #
 # So on 24 GB no text needs both four bits and checkpointing. Checkpointing is enough for every text, four bits for
 # shorter ones. The bet:
@@ -502,9 +501,8 @@ for texts, length in ((1, 512), (4, 1024)):
 print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: litgpt, Llama-2-7B, A100, 1,000 micro-batches in 3.83 for 2.36 min)")
 
 # %% [markdown]
-# **Read it.** For 4,096 tokens the predicted delay is small, even if unpacking takes twice as long. The published one is
-# far larger, with versions of 2023, smaller adapters and other lengths. So let no seconds of this page choose between four
-# bits and checkpointing: time your step both ways.
+# **Read it.** For 4,096 tokens the predicted delay is small, even if unpacking takes twice as long as planned. The
+# published one is far larger, with versions of 2023, smaller adapters and other lengths. Time your step both ways.
 #
 # ### The scenario as asked: a script for a real card
 #
@@ -544,8 +542,8 @@ if four_bits:
 #
 # ## Recap
 #
-# - On 24 GB no text needs both four bits and checkpointing (simulated). Checkpointing is enough for all that Llama-2 can
-#   read, four bits for shorter texts. Both together are for a smaller card.
+# - Beside adapters, no text on 24 GB needs both four bits and checkpointing (simulated). Checkpointing is enough for all
+#   that Llama-2 can read, four bits for shorter texts.
 # - LoRA removes nearly all gradients and optimizer state, NF4 seven tenths of the weights' bytes, checkpointing most
 #   activations.
 # - Activations are most of the bet's peak: 11.4 of 16.4 GB.
@@ -555,8 +553,8 @@ if four_bits:
 #
 # <details><summary>Answer</summary>
 #
-# Both touch states that are small already. Activations fill the card: checkpoint, or, if the tokens are of several
-# texts, put fewer into a micro-batch.
+# Both touch small states. Activations fill the card: checkpoint, or put fewer texts into a micro-batch, if there are
+# several.
 #
 # </details>
 #
