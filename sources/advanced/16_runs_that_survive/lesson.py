@@ -235,13 +235,13 @@ show(draw_files(work / "four", "model.embed.weight", 2, title="One tensor of the
 
 # %%
 def saved_meanwhile(folder):
-    run, group = Small(hidden=512), dist.new_group(backend="gloo")  # a group of its own, for the thread
+    run, group = Small(hidden=256), dist.new_group(backend="gloo")  # a group of its own, for the thread
     run.step(0)
     under_way = dcp.async_save(run.pieces(), checkpoint_id=folder / "async", process_group=group)
     is_whole = (folder / "async/.metadata").exists()  # it is written last
     right = run.step(1)  # changes all weights, while the thread writes
     under_way.result()  # waits, and raises what went wrong in the thread
-    again = Small(hidden=512)
+    again = Small(hidden=256)
     dcp.load(pieces := again.pieces(), checkpoint_id=folder / "async")
     again.take(pieces)
     return is_whole, right, again.step(1), run.step(1)
