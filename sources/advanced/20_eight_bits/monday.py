@@ -18,7 +18,7 @@ from utils.lessons.blocks import run_block, small_llama
 
 def block_1(text: str) -> None:
     """The hooks name the layer with the outlier, and how far one scale is off there."""
-    batch = {"input_ids": torch.randint(64, (2, 33))}  # 66 tokens: no whole blocks of 32
+    batch = {"input_ids": torch.randint(64, (2, 33))}  # 66 tokens: no whole blocks
     batch["labels"] = batch["input_ids"]
     calm = run_block(text, model=small_llama(), batch=batch)["report"]
     assert len(calm) == 42, f"three products of 14 linear layers, not {len(calm)}"
@@ -31,13 +31,25 @@ def block_1(text: str) -> None:
         model.get_submodule(f"{feedforward}.down_proj").get_parameter("weight")[:, 3] /= 1e7
     wild = run_block(text, model=model, batch=batch)["report"]
     outputs = {name: off for (name, what), off in wild.items() if what == "output"}
-    named = max(outputs, key=lambda name: outputs[name][0] - outputs[name][2])
+    named = max(outputs, key=lambda name: outputs[name][0] - outputs[name][3])
     assert named == f"{feedforward}.down_proj", f"it names {named}"
-    one, _, blocks = outputs[named]
+    one, _, _, blocks = outputs[named]
     assert one > 0.9 and one > 1.5 * blocks, f"one scale loses all, blocks less: {outputs[named]}"
     assert all(p.grad is None for p in model.parameters()), "no gradient is left behind"
+    _squares_have_a_scale_each(
+        run_block(text, model=_Zeros(), batch={"x": batch["input_ids"]})["small"]
+    )
     zeros = run_block(text, model=_Zeros(), batch={"x": batch["input_ids"]})["report"]
     assert ("layer", "output") not in zeros, "zeros are passed"
+
+
+def _squares_have_a_scale_each(small: Callable[..., torch.Tensor]) -> None:
+    x = torch.randn(256, 256)
+    x[3, 7] = 1e7
+    back = small(x, 128, 128)
+    assert back[:128, :128].count_nonzero() == 1, "the outlier takes its square"
+    assert (back[128:] - x[128:]).norm() < 0.05 * x[128:].norm(), "and no other"
+    assert torch.equal(small(x.T, 128, 128), back.T), "either way round"
 
 
 class _Zeros(nn.Module):
