@@ -17,10 +17,13 @@ from utils.lessons.lesson_20.held import (
     kept_by_swiglu,
     published_gains,
     published_peaks,
+    swiglu_gradients,
 )
 from utils.lessons.lesson_20.kernels import FAULTS, KERNELS, fault_of
+from utils.lessons.lesson_20.short_sums import cut, in_14_bits
 from utils.lessons.lesson_20.small_model import (
     batches,
+    beside_one,
     fresh,
     gradients,
     loss,
@@ -164,6 +167,40 @@ def test_a_swiglu_whose_inside_is_kept_in_eight_bits_has_its_gradients(page) -> 
     for a, b in zip(small, plain, strict=True):
         assert a.grad is not None and b.grad is not None
         assert (a.grad - b.grad).norm() < 0.1 * b.grad.norm()
+
+
+def test_gradients_of_a_swiglu_are_autograds_and_off_where_eight_bits_are_kept(page) -> None:
+    functional = torch.nn.functional
+    right = swiglu_gradients(functional.linear, 64, 32)
+    again = swiglu_gradients(
+        functional.linear, 64, 32, lambda a, b, w: (functional.silu(a) * b) @ w.T
+    )
+    small = swiglu_gradients(page["KeepsEight"].apply, 64, 32, page["SmallInside"].apply)
+    for name, grad in right.items():
+        assert torch.allclose(again[name], grad, rtol=1e-4, atol=1e-4), name
+        assert 0.005 < (small[name] - grad).norm() / grad.norm() < 0.1, name
+
+
+def test_a_number_beside_which_others_are_rounded_comes_back() -> None:
+    x, seen = torch.tensor([[1.0, -3.0], [0.5, 1.5]]), []
+
+    def small(y: torch.Tensor) -> torch.Tensor:
+        seen.append(y)
+        return torch.zeros_like(y)
+
+    assert beside_one(small, 100)(x).tolist() == [[0, -3], [0, 0]]
+    assert seen[0].tolist() == [[1, 150], [0.5, 1.5]]
+
+
+def test_short_sums_cut_toward_zero_and_less_where_they_begin_anew() -> None:
+    assert cut(torch.tensor([5.9, -5.9, 0.0]), 3).tolist() == [5, -5, 0]
+    a = torch.rand(4, 4096, generator=torch.Generator().manual_seed(0))
+    right = a.double() @ a.double().T
+    short, moved = in_14_bits(a, a), in_14_bits(a, a, 128)
+    assert ((short <= right) & (moved <= right)).all()
+    assert (right - moved).norm() < 0.1 * (right - short).norm() < 0.01 * right.norm()
+    with pytest.raises(ValueError, match="32 at a time"):
+        in_14_bits(a[:, :100], a[:, :100])
 
 
 def test_published_gains_are_those_of_their_pairs() -> None:

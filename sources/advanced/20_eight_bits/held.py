@@ -25,6 +25,7 @@ __all__ = [
     "kept_by_swiglu",
     "published_gains",
     "published_peaks",
+    "swiglu_gradients",
 ]
 
 GROUPS = [("bf16", "8 bits"), ("bf16", "4 bits"), ("8 bits", "4 bits")]
@@ -66,6 +67,31 @@ def kept_by_swiglu(
         _ = inside(a, b, down) if inside else linear(F.silu(a) * b, down)
     weights = {w.untyped_storage().data_ptr() for w in (gate, up, down)}
     return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in weights)
+
+
+def swiglu_gradients(
+    linear: Callable[[Tensor, Tensor], Tensor],
+    tokens: int,
+    hidden: int,
+    inside: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Gradients of a SwiGLU in fp32, of normal numbers: to its input and its three weights.
+
+    Args:
+        linear, tokens, hidden, inside: see `kept_by_swiglu`.
+    """
+    inner, generator = 4 * hidden, torch.Generator().manual_seed(7)
+    sizes = {"x": (tokens, hidden), "gate": (inner, hidden), "up": (inner, hidden)}
+    sizes["down"] = (hidden, inner)
+    leaves = {
+        name: torch.randn(size, generator=generator).requires_grad_()
+        for name, size in sizes.items()
+    }
+    x, gate, up, down = leaves.values()
+    a, b = linear(x, gate), linear(x, up)
+    y = inside(a, b, down) if inside else linear(F.silu(a) * b, down)
+    found = torch.autograd.grad(y, list(leaves.values()), torch.randn(y.shape, generator=generator))
+    return dict(zip(leaves, found, strict=True))
 
 
 def gathered_on_rank(gather: Callable[[Tensor], Tensor], whole: Tensor) -> tuple[Tensor | str, int]:

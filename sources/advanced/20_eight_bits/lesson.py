@@ -14,8 +14,8 @@
 # **The question.** By their data sheets H100 multiplies 8-bit numbers twice as fast as 16-bit ones, and B200 4-bit
 # ones twice as fast again. Which numbers of a training step may be that small?
 #
-# **In short:** the factors of products may, where few enough numbers share a scale; so may what is gathered, what waits for backward and,
-# published, Adam's moments. Long sums and master weights may not. So products get faster, and master weights stay as large.
+# **In short:** the factors of products may, where few enough numbers share a scale; so may what FSDP gathers, what a SwiGLU keeps
+# and, by published runs, Adam's moments. Long sums and master weights may not. So products get faster, and master weights stay as large.
 #
 # **Promise.** You round numbers by hand, emulate products and take gradients. Then you choose a recipe for your GPU.
 #
@@ -47,8 +47,9 @@ from torch.utils.checkpoint import checkpoint
 
 from utils import check, run_ranks, show
 from utils.lessons.lesson_20.figures import draw_gains, draw_number_lines, draw_outliers, draw_products, draw_spike
-from utils.lessons.lesson_20.held import compiled_fsdp, gathered_on_rank, kept_by_swiglu, published_gains, published_peaks
-from utils.lessons.lesson_20.small_model import batches, fresh, gradients, spikes, unplanted
+from utils.lessons.lesson_20.held import compiled_fsdp, gathered_on_rank, kept_by_swiglu, published_gains, published_peaks, swiglu_gradients
+from utils.lessons.lesson_20.small_model import batches, beside_one, fresh, gradients, spikes, unplanted
+from utils.lessons.lesson_20.short_sums import in_14_bits
 
 RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
 
@@ -105,8 +106,6 @@ print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.in
 # %% [markdown]
 # **Read it.** E5M2 has more range than E4M3, and its rounding error is about twice as large. Four bits span only a factor of 12.
 #
-# `rounded` equals PyTorch's cast, which takes its place below, behind a clamp.
-#
 # ## 2. Who shares a scale decides
 #
 # Before the cast, numbers are divided by a **scale**, so that the largest becomes the format's largest. Whatever is far
@@ -146,6 +145,7 @@ def scaled(x, form, block=None, scale_as=lambda scale: scale):
     return (fast(parts / scale, form) * scale).reshape(x.shape)
 
 
+# %%
 def squares(x, form, side=128):  # DeepSeek-V3's weights
     tiles = x.unflatten(0, (-1, side)).unflatten(-1, (-1, side)).transpose(1, 2)
     small = scaled(tiles.reshape(-1, side * side), form, block=side * side)
@@ -183,15 +183,14 @@ print(f"your bet at 1,000: x {my_bet_factor:g}")
 assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
 
 # %% [markdown]
-# **Read it.** The answer to the bet is 1: in E4M3 an outlier of a thousand costs the others nothing. int8's steps are all equal, so the
-# others are lost by then. E4M3's steps shrink with the number, until its exponents end: from 448 / $2^{-6}$ = 28,672 on, typical
+# **Read it.** The answer to the bet is 1: in E4M3 an outlier of a thousand costs the others nothing. int8's steps are all equal: best
+# without outliers, and lost by then. E4M3's steps shrink with the number, until its exponents end: from 448 / $2^{-6}$ = 28,672 on, typical
 # numbers lose digits.
 #
-# A small block confines the damage, as blocks of 128 and MXFP8's 32 show. **Four bits** need small blocks: with one scale an outlier of 100 takes
-# everything. NVFP4's hold until their own scales, E4M3 shares of *one* scale, run out of range.
+# A small block confines the damage. **Four bits** need small blocks: with one scale an outlier of 100 takes everything. NVFP4's hold until their own scales, E4M3 shares of *one* scale, run out of range.
 #
-# In LLMs single activations are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). Norms tame what enters most
-# linear layers, but none stands before `down`, the last layer of a SwiGLU.
+# In LLMs single activations are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). Norms tame most
+# layers' inputs, but none stands before `down`, a SwiGLU's last layer.
 #
 # **Question.** MXFP4 has E2M1 numbers, and an E8M0 scale for 32. How many bits does a number take?
 
@@ -232,23 +231,6 @@ for recipe, per_row in ((ScalingType.TensorWise, False), (ScalingType.RowWise, T
 # How wide must the sum be? DeepSeek found that an H800's tensor cores keep [about 14 bits](https://arxiv.org/abs/2412.19437), and moves
 # the sum to an fp32 register every 128 products. Both emulated, with 32 products added exactly before each cut:
 
-# %%
-def cut(x, bits):  # toward zero
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2**bits).trunc(), exponent - bits)
-
-
-def in_14_bits(a, b, promote=None):
-    """a (m, k) times b (n, k); every `promote` products the short sum goes to fp32 and begins anew."""
-    parts = (a[:, None].double() * b[None].double()).unflatten(-1, (-1, 32)).sum(-1)
-    total = short = torch.zeros(parts.shape[:2], dtype=torch.float64)
-    for count, part in enumerate(parts.unbind(-1), 1):
-        short = cut(short + part, 14)
-        if promote and 32 * count % promote == 0:
-            total, short = total + short, torch.zeros_like(short)
-    return total + short
-
-
 # %% jupyter={"source_hidden": true}
 for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
     for k in (128, 4096, 16384):
@@ -263,8 +245,8 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
 # %% [markdown]
 # **Read it.** Cuts go toward zero here, so the error grows with the sum's length. Moved every 128 products, it stays small.
 #
-# In sums of both signs rounding the factors still costs more. In sums of one sign roundings cancel and cuts add up: from 4,096
-# products on they cost more. torchao takes short sums (*fast accumulation*) for a layer's output alone.
+# In sums of both signs rounding the factors costs more. In sums of one sign cuts cost more from 4,096 products on. torchao takes short
+# sums (*fast accumulation*) for a layer's output alone.
 #
 # ## 4. Factors of products may be small
 #
@@ -347,21 +329,14 @@ for name, smalls in RECIPES.items():
 pd.DataFrame(found).T.rename_axis(columns="error of the gradient, 6 batches (measured, products emulated)")
 
 # %% [markdown]
-# **Read it.** Eight bits cost about 5%, whoever shares a scale. Gradients in E5M2 cost more: it has a digit less. Four bits err by
-# about a quarter in blocks of 16, and with one scale by 50 to 193%, batch by batch.
+# **Read it.** Eight bits cost about 5%, whoever shares a scale; E5M2 costs more. Four bits err by about a quarter in blocks of 16, and with
+# one scale by 50 to 193%, batch by batch.
 #
 # Now outliers are *planted* in the input of each `down`, and that tensor alone is rounded. A row of `up` is multiplied, so one **channel**
-# grows in every token; `down`'s column that reads it is divided: in exact arithmetic the same model. Or **one number** of the tensor
-# grows while it is rounded, and is put back:
+# grows in every token, and `down`'s column is divided: in exact arithmetic the same model. Or **one number** grows while the tensor is
+# rounded, and is put back:
 
 # %%
-def beside_one(small, factor):
-    def rounds(x):
-        largest = x.abs() == x.abs().max()
-        return torch.where(largest, x, small(torch.where(largest, factor * x.abs().mean(), x)))
-    return rounds
-
-
 EIGHT = dict(zip(("one scale", "rows", "128", "32"), list(RECIPES)[2:6], strict=True))
 off_by = {}
 for name in (*EIGHT.values(), *list(RECIPES)[-2:]):
@@ -370,30 +345,29 @@ for name in (*EIGHT.values(), *list(RECIPES)[-2:]):
     for factor in (1e5, 1e6):
         off_by[name][f"one number x {factor:,.0f}"] = gradient_errors(input_alone(beside_one(small, factor)), 3, only="down")
         off_by[name][f"channel x {factor:,.0f}"] = gradient_errors(input_alone(small), 3, factor, "down")
-table = pd.DataFrame(off_by).T.map(lambda off: f"{off.mean():.1%} ± {off.std():.1%}" if off.mean() < 1 else "over 100%")
-table.rename_axis(columns="only `down`'s input rounded: error of the gradient, 3 batches (measured, emulated)")
+told = pd.DataFrame(off_by).T.map(lambda off: f"{off.mean():.1%} ± {off.std():.1%}" if off.mean() < 1 else "over 100%")
+told.rename_axis(columns="only `down`'s input rounded: error of the gradient, 3 batches (measured, emulated)")
 
 # %% [markdown]
-# **Read it.** Rows confine one number, as the published ones are, and do not confine a channel: at a million they lose three tenths,
-# blocks of 128 lose 7%, and MXFP8 stays below 4%. One scale breaks either way. So does NVFP4, by its E4M3 scales: with scales in
-# fp32 it holds.
+# **Read it.** At a million one scale breaks. Rows confine one number, and no channel: there they lose three tenths, blocks of 128 lose 7%
+# and MXFP8 below 4%. NVFP4 breaks by its E4M3 scales: with scales in fp32 it holds.
 #
-# A rule for H100, which has no MXFP8: take the coarsest that errs at most half as much again as the best. Does the half decide?
+# A rule for H100, which has no MXFP8: take the coarsest that errs at most 1.5 times as much as the best. Does the 1.5 decide?
 
 # %%
 H100 = ("one scale", "rows", "128")
 for case in off_by[EIGHT["128"]]:
     errors = {name: off_by[EIGHT[name]][case].mean() for name in H100}
     chosen = {more: next(n for n in H100 if errors[n] <= (1 + more) * min(errors.values())) for more in (0.25, 0.5, 1.0)}
-    print(f"{case:<23}: take {chosen[0.5]:<9}; with a quarter {chosen[0.25]:<9}; with twice {chosen[1.0]}")
+    print(f"{case:<23}: {chosen[0.5]:<9} by this rule; within 1.25 times {chosen[0.25]:<9}; within twice {chosen[1.0]}")
     assert case == "no outlier" or "one scale" not in chosen.values(), "one scale errs over twice as much beside an outlier"
 
 # %% [markdown]
-# **Read it.** That one scale will do without an outlier, and not beside one, does not hang on the half. Whether rows will do does, in two of five cases.
+# **Read it.** One scale is taken only without an outlier, at each limit. Between rows and 128 the limit decides in two of five cases.
 #
 # Published losses tell how whole runs end. FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437)
-# of bf16's. In NVFP4 NVIDIA's 12B model ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole
-# recipe adds rotations, square blocks of weights, gradients rounded by chance, and some layers in 16 bits.
+# of bf16's. NVIDIA's 12B in NVFP4 ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole
+# recipe adds rotations, square blocks, gradients rounded by chance, and layers in 16 bits.
 #
 # ### Could master weights be small?
 #
@@ -412,13 +386,12 @@ for rate in (2.2e-4, 7.3e-6):
     assert moved_8 < moved_16 and abs(step - 1) < 0.3, "fewer digits lose more updates; chance loses none in the mean"
 
 # %% [markdown]
-# **Read it.** At the first rate E4M3 loses half of the updates. At the last rate bf16 loses most of them too. *Stochastic rounding* goes
-# up or down by chance, and so loses none in the mean.
+# **Read it.** At the first rate E4M3 loses half of the updates; at the last bf16 loses most, too. *Stochastic rounding* goes up or down by
+# chance, and loses none in the mean.
 #
 # ## 5. Which bytes stay, and what speed comes
 #
-# Products in eight bits leave model states as they are: master weights, gradients, moments. So memory does not halve, as
-# published peaks far from the GPU's limit show:
+# Products in eight bits leave model states as they are: master weights, gradients, moments. So memory does not halve:
 
 # %%
 for gpus, peak_in_16, peak_in_8 in published_peaks():
@@ -478,22 +451,14 @@ for name, size in kept.items():
 
 
 # %%
-def swiglu_gradients(linear, inside):  # products in fp32
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(7))
-    x, gate, up, down = leaves = [draw(size).requires_grad_() for size in ((T, H), (4 * H, H), (4 * H, H), (H, 4 * H))]
-    return torch.autograd.grad(inside(linear(x, gate), linear(x, up), down), leaves, draw(T, H))
-
-
-right = swiglu_gradients(F.linear, lambda gate, up, w: F.linear(F.silu(gate) * up, w))
-small = swiglu_gradients(KeepsEight.apply, SmallInside.apply)
-off = {name: ((a - b).norm() / b.norm()).item() for name, a, b in zip(("x", "gate", "up", "down"), small, right, strict=True)}
+right, small = swiglu_gradients(F.linear, T, H), swiglu_gradients(KeepsEight.apply, T, H, SmallInside.apply)
+off = {name: ((small[name] - right[name]).norm() / right[name].norm()).item() for name in right}
 print("8 bits, made again: gradients off by", ", ".join(f"{each:.1%} ({name})" for name, each in off.items()), "(measured, normal numbers)")
 assert 0.01 < min(off.values()) <= max(off.values()) < 0.06, "eight bits cost a few percent"
 
 # %% [markdown]
 # **Read it.** Eight bits in the layers alone save little: SiLU and the multiplication keep three tensors in 16 bits, and `gate` and `up`
-# each keep their own copy of $x$. Making `down`'s input again nearly halves the bytes. Eight bits on top cut the rest by 43%, and put the
-# gradients off by 3 to 4%.
+# a copy of $x$ each. Making `down`'s input again nearly halves the bytes. Eight bits on top cut the rest by 43%, for gradients 3 to 4% off.
 #
 # ### What is sent
 #
@@ -518,10 +483,6 @@ for found, sent in run_ranks(gathered_on_rank, RANKS, gather_small, whole):
     equal = torch.equal(found, scaled(whole.view(1, -1), E4M3).view(-1))
     print(f"equal to rounding the whole: {equal}; handed to collectives: {sent:,} bytes, in bf16 {2 * SIZE // RANKS:,}")
     assert equal and sent == SIZE // RANKS + 8, "a byte a number, and two numbers to agree on"
-whole[-1] = torch.nan  # on the last rank
-said = {text for text, _ in run_ranks(gathered_on_rank, RANKS, gather_small, whole)}
-print("a NaN on rank 1:", *said)
-assert len(said) == 1 and "NaN" in said.pop(), "all ranks refuse with one sentence, nobody waits"
 
 # %% [markdown]
 # **Question.** 64 ranks gather 8 billion weights once, by FSDP, in E4M3. How many GB does each rank *receive*, scales apart?
@@ -551,16 +512,14 @@ for gain in (gain for gain in gains if gain.gpu):
           f"FP8 {gain.share:+.0%} published, {after / before - 1:+.0%} predicted")
 
 # %% [markdown]
-# **Read it.** Products in eight bits are twice as fast by the data sheet. A whole step gains 4 to 50%: what is neither product nor gather is no
-# faster, and casts cost time. In two pairs a scale a tensor gains more than a scale a row, but it also gathers eight bits; on 2,000 H200
-# [rows gained 34 to 43%](https://pytorch.org/blog/accelerating-large-scale-training-and-convergence-with-pytorch-float8-rowwise-on-crusoe-2k-h200s/).
-# NVFP4 gains 28 to 56% over MXFP8 in the dense models, and 3% in Nemotron 3 Super. The course's planner promises more than was published.
+# **Read it.** A whole step gains 4 to 50%: what is neither product nor gather is no faster, and casts cost time. NVFP4 gains 28 to 56% over
+# MXFP8 in dense models, and 3% in Nemotron 3 Super. The planner promises more of FP8 than was published.
 #
 # ## Break it, diagnose it
 #
-# To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** saves that: it takes the largest of *earlier*
-# steps. Here the inside of each SwiGLU grows 64 times at batch 4 (`down` shrinks: the same model), shrinks back at 8, and grows again at
-# 10. Layers' inputs are rounded by this batch's own scale, the last batch's, or the largest of up to 1,024 before. Which batches suffer?
+# **Delayed scaling** saves a kernel the reading of a tensor for its largest number: it takes the largest of *earlier* steps. Here the
+# inside of each SwiGLU grows 64 times at batch 4 (`down` shrinks: the same model), shrinks back at 8, and grows again at 10. Layers'
+# inputs are rounded by this batch's own scale, the last batch's, or the largest of up to 1,024 before. Which batches suffer?
 
 # %%
 class Scaler:
@@ -588,41 +547,40 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 
 # %% [markdown]
 # **Diagnose it.** Nothing becomes NaN: the clamp cuts numbers above the old maximum to it. The loss does not tell: by the last batch's
-# scale it is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells.
+# scale it is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells. At 8 a scale 64
+# times too large does no harm.
 #
-# Transformer Engine's `DelayedScaling` takes [the largest of 1,024 steps](https://nvidia.github.io/TransformerEngine/api/common.html).
-# Like the blue bars, it cuts a first spike and not its return.
-#
-# SwiGLU's outliers broke an FP8 run with delayed scaling [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
+# The blue bars do as Transformer Engine's [`DelayedScaling`](https://nvidia.github.io/TransformerEngine/api/common.html): a first spike is
+# cut, its return is not. SwiGLU's outliers broke such a run
+# [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
 
 # %% [markdown]
 # ## Recap
 #
 # | which number of a step? | bits | known from |
 # |---|---|---|
-# | factors of products | 8; 4 with NVFP4's whole recipe | gradients of section 4, published losses |
-# | what FSDP gathers | 8 | section 5: equal to rounding the whole |
-# | what a SwiGLU keeps for backward | 8, the product made again | section 5: bytes, and the gradient's error |
+# | factors of products | 8; 4 with NVFP4's whole recipe | section 4; published losses |
+# | what FSDP gathers | 8 | section 5: as rounding the whole |
+# | what a SwiGLU keeps | 8, the product made again | section 5: bytes, gradients |
+# | Adam's moments | 32; 16; 8 in blocks | DeepSeek-V3; [8-bit optimizers](https://arxiv.org/abs/2110.02861) |
 # | sums of products | 32; fewer for a layer's output | section 3: cuts add up |
 # | master weights | 32; 16 rounded by chance | section 4: small updates are lost |
-# | gradients of weights | 32 | DeepSeek-V3; not tried here |
-# | Adam's moments | 32; 16; 8 in blocks | DeepSeek-V3; [8-bit optimizers](https://arxiv.org/abs/2110.02861); not tried here |
-# | embedding, norms, head, router, attention's products | 16 and more | DeepSeek-V3; not tried here |
+# | gradients of weights | 32 | DeepSeek-V3 |
+# | embedding, norms, head, router, attention's products | 16 and more | DeepSeek-V3 |
 #
-# - Among normal numbers E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
-# - From bf16 to 8 bits gave 4 to 50% more tokens a second in the pairs shown. Of model states, 8-bit moments alone would shrink.
+# - One E4M3 scale bears an outlier of 10,000 among normal numbers; E2M1 is lost at 100.
+# - From bf16 to 8 bits gave 4 to 50% more tokens a second in the pairs shown. Master weights stay as large.
 # - A scale too small cuts without a NaN: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
 # [solution](../../solutions/advanced/20_eight_bits.ipynb).
 #
-# **References.** Those linked above, and [FP8 formats for deep learning](https://arxiv.org/abs/2209.05433).
+# **References.** Those above; [FP8 formats](https://arxiv.org/abs/2209.05433).
 
 # %% [markdown]
 # ## On Monday
 #
-# **1. Choose by GPU.** torchao's names are those of 0.18. Transformer Engine was not run here: its recipes go into
-# `te.autocast(enabled=True, recipe=...)` and reach layers like `te.Linear`, never `nn.Linear`.
+# **1. Choose by GPU.** Transformer Engine was not run here. Its recipes reach layers like `te.Linear`, never `nn.Linear`.
 #
 # | GPU | start with | in Transformer Engine | in torchao |
 # |---|---|---|---|
@@ -632,13 +590,11 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # | B200, GB200, GB300 | blocks of 32 | `MXFP8BlockScaling()` | `MXFP8TrainingOpConfig()` |
 # | the same, then | NVFP4; last layers in bf16 | `NVFP4BlockScaling()` | `NVFP4TrainingConfig()` |
 #
-# torchao's last three are prototypes for `torchao.quantization.quantize_(model, config, filter_fn=may_be_small)`, not run here. They stand in
-# `torchao.prototype`'s `blockwise_fp8_training.linear` (no biases, sides in multiples of 128), `moe_training.config` and
-# `moe_training.nvfp4_training.nvfp4_training`.
+# torchao's last three are prototypes, not run here; part 3 says how.
+#
 # A100 has no FP8 products: stay in bf16. Avoid `DelayedScaling()` where tensors can grow.
 #
-# **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far off is each linear layer's product in E4M3, by who
-# shares a scale?
+# **2. Ask your tensors.** You have `model`, and a `batch` that gives a loss. How far off is each product in E4M3, by who shares a scale?
 #
 # ```python
 # import torch
@@ -691,7 +647,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #     print(f"{name:<40} {what:<9} off by {one} with one scale, {rows} rows, {blocks} 128, {mx} MXFP8; H100: {h100}")
 # ```
 #
-# On H100 take the coarsest that errs at most half as much again as the best. One model needs one choice: the finest that a line names.
+# One model needs one choice: the finest that a line names.
 #
 # **3. Convert, with torchao.** You have `model` in fp32, and `data`, whose batches have tokens in multiples of 16.
 #
@@ -702,6 +658,8 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #
 # sharded = torch.distributed.is_initialized()
 # config = Float8LinearConfig(enable_fsdp_float8_all_gather=sharded)  # a scale a tensor; FSDP gathers 8 bits
+# # a scale a row: Float8LinearConfig.from_recipe_name("rowwise"), which gathers 16 bits; leave out precompute_... below, and take
+# # large = outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)
 #
 # SPARED = "lm_head", "router", "gate"  # the head and what chooses experts; rename where a SwiGLU's is `gate`
 #
@@ -712,11 +670,15 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #     large = outputs > 1024 or inputs > 4096
 #     return large and outputs % 16 == inputs % 16 == 0
 #
+# # Prototypes (0.18), in place of the next line: torchao.quantization.quantize_(model, Config(), filter_fn=may_be_small), Config from
+# # torchao.prototype.blockwise_fp8_training.linear (no biases, sides in multiples of 128),
+# # torchao.prototype.moe_training.config, or torchao.prototype.moe_training.nvfp4_training.nvfp4_training
 # convert_to_float8_training(model, config=config, module_filter_fn=may_be_small)
 # print(sum("Float8" in type(m).__name__ for m in model.modules()), "layers multiply in 8 bits")
 # if not sharded:
 #     model.compile()  # in place, so names in its state_dict stay; it fuses the casts
-# # sharded: here checkpointing, block.compile() and fully_shard(block, mp_policy=policy) for each block, then for the model
+# # sharded: here checkpointing, block.compile() and fully_shard(block, mp_policy=policy) for each block, then for the model, with
+# # policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 # for batch in data:
 #     optimizer.zero_grad()
@@ -731,10 +693,6 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # if not sharded or torch.distributed.get_rank() == 0:
 #     torch.save(weights, "weights.pt")  # wide weights under their old names: a model not converted loads them
 # ```
-#
-# - Sharded, take `policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
-# - A scale a row: `config = Float8LinearConfig.from_recipe_name("rowwise")`, which gathers 16 bits. torchao's bounds are then
-#   `outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)`.
 #
 # Compare the smoothed loss with a bf16 twin's, over all tokens you can pay.
 #
@@ -781,8 +739,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 # torch.save({name: t for name, t in model.state_dict().items() if "_extra_state" not in name}, "weights.pt")  # without scales
 # ```
 #
-# **5. Count what is cut**, where scales are earlier steps', as in `DelayedScaling()`. Put these hooks before your loop, and read `worst`
-# after it.
+# **5. Count what is cut** by scales of earlier steps, as `DelayedScaling()`'s. Put this before your loop, and read `worst` after it.
 #
 # ```python
 # import torch
