@@ -243,7 +243,7 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
         assert k < 4096 or off[None] > 2 * off[128], "a short sum errs more the longer it is"
 
 # %% [markdown]
-# **Read it.** Cuts go toward zero here, so the error grows with the sum's length. Moved every 128 products, it stays small.
+# **Read it.** Cuts go toward zero here, so the error grows with the sum. Moved every 128 products, it stays small.
 #
 # In sums of both signs rounding the factors costs more. In sums of one sign cuts cost more from 4,096 products on. torchao takes short
 # sums (*fast accumulation*) for a layer's output alone.
@@ -349,8 +349,8 @@ told = pd.DataFrame(off_by).T.map(lambda off: f"{off.mean():.1%} ± {off.std():.
 told.rename_axis(columns="only `down`'s input rounded: error of the gradient, 3 batches (measured, emulated)")
 
 # %% [markdown]
-# **Read it.** At a million one scale breaks. Rows confine one number, and no channel: there they lose three tenths, blocks of 128 lose 7%
-# and MXFP8 below 4%. NVFP4 breaks by its E4M3 scales: with scales in fp32 it holds.
+# **Read it.** At a million one scale breaks. Rows confine one number, and no channel: it costs them three tenths, blocks of 128 7%, and
+# MXFP8 below 4%. NVFP4 breaks by its E4M3 scales: with scales in fp32 it holds.
 #
 # A rule for H100, which has no MXFP8: take the coarsest that errs at most 1.5 times as much as the best. Does the 1.5 decide?
 
@@ -363,9 +363,10 @@ for case in off_by[EIGHT["128"]]:
     assert case == "no outlier" or "one scale" not in chosen.values(), "one scale errs over twice as much beside an outlier"
 
 # %% [markdown]
-# **Read it.** One scale is taken only without an outlier, at each limit. Between rows and 128 the limit decides in two of five cases.
+# **Read it.** One scale is taken only without an outlier, at each limit. Between rows and blocks of 128 the limit decides in two of five
+# cases.
 #
-# Published losses tell how whole runs end. FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437)
+# How do whole runs end? FP8 kept two models of DeepSeek's [within 0.25%](https://arxiv.org/abs/2412.19437)
 # of bf16's. NVIDIA's 12B in NVFP4 ended [slightly above 1.5%](https://arxiv.org/abs/2509.25149) over its FP8 twin's. Its whole
 # recipe adds rotations, square blocks, gradients rounded by chance, and layers in 16 bits.
 #
@@ -503,7 +504,7 @@ check("20.received_gb", received_gb)
 gains = published_gains()
 show(draw_gains(gains, title="More tokens a second per GPU by fewer bits in products, and in the gather where marked *"),
      alt="Bars in three groups. From bf16 to 8 bits: 4 to 50%, most for 70B on 128 H100, least for a scale a row on B200; a scale a tensor also gathers 8 bits. From "
-     "bf16 to NVFP4: 68% at 8B. From MXFP8 to NVFP4: 28 to 56% in dense models, 3% with experts.")
+     "bf16 to NVFP4: 68% at 8B. From MXFP8 to NVFP4: 28 to 56% in dense models, 3% in Nemotron 3 Super.")
 
 # %% jupyter={"source_hidden": true}
 for gain in (gain for gain in gains if gain.gpu):
@@ -512,12 +513,12 @@ for gain in (gain for gain in gains if gain.gpu):
           f"FP8 {gain.share:+.0%} published, {after / before - 1:+.0%} predicted")
 
 # %% [markdown]
-# **Read it.** A whole step gains 4 to 50%: what is neither product nor gather is no faster, and casts cost time. NVFP4 gains 28 to 56% over
-# MXFP8 in dense models, and 3% in Nemotron 3 Super. The planner promises more of FP8 than was published.
+# **Read it.** From bf16 to 8 bits these steps gain 4 to 50%: what is neither product nor gather is no faster, and casts cost time. NVFP4
+# gains 28 to 56% over MXFP8 in dense models, and 3% in Nemotron 3 Super. The planner promises more of FP8 than was published.
 #
 # ## Break it, diagnose it
 #
-# **Delayed scaling** saves a kernel the reading of a tensor for its largest number: it takes the largest of *earlier* steps. Here the
+# **Delayed scaling** saves a kernel the reading of a tensor for its largest number: it takes *earlier* steps'. Here the
 # inside of each SwiGLU grows 64 times at batch 4 (`down` shrinks: the same model), shrinks back at 8, and grows again at 10. Layers'
 # inputs are rounded by this batch's own scale, the last batch's, or the largest of up to 1,024 before. Which batches suffer?
 
@@ -546,7 +547,7 @@ assert min(last[4][2], last[10][2], long[4][2]) > 0.1 > 10 * long[10][2], "a spi
 assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 
 # %% [markdown]
-# **Diagnose it.** Nothing becomes NaN: the clamp cuts numbers above the old maximum to it. The loss does not tell: by the last batch's
+# **Diagnose it.** Nothing becomes NaN: the clamp cuts what exceeds the old maximum. The loss does not tell: by the last batch's
 # scale it is too high at batch 4 and too *low* at 10. The *share that is cut*, layer by layer, tells. At 8 a scale 64
 # times too large does no harm.
 #
@@ -647,7 +648,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #     print(f"{name:<40} {what:<9} off by {one} with one scale, {rows} rows, {blocks} 128, {mx} MXFP8; H100: {h100}")
 # ```
 #
-# One model needs one choice: the finest that a line names.
+# Take the finest that a line names.
 #
 # **3. Convert, with torchao.** You have `model` in fp32, and `data`, whose batches have tokens in multiples of 16.
 #
