@@ -36,6 +36,7 @@ from utils.ranks import run_ranks
 DEFINED = (
     "class Form",
     "def fast",
+    "def squares",
     "def parts_of",
     "class KeepsEight",
     "class SmallInside",
