@@ -25,6 +25,7 @@ __all__ = [
     "kept_by_swiglu",
     "published_gains",
     "published_peaks",
+    "swiglu_gradients",
 ]
 
 GROUPS = [("bf16", "8 bits"), ("bf16", "4 bits"), ("8 bits", "4 bits")]
@@ -66,6 +67,31 @@ def kept_by_swiglu(
         _ = inside(a, b, down) if inside else linear(F.silu(a) * b, down)
     weights = {w.untyped_storage().data_ptr() for w in (gate, up, down)}
     return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in weights)
+
+
+def swiglu_gradients(
+    linear: Callable[[Tensor, Tensor], Tensor],
+    tokens: int,
+    hidden: int,
+    inside: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Gradients of a SwiGLU in fp32, of normal numbers: to its input and its three weights.
+
+    Args:
+        linear, tokens, hidden, inside: see `kept_by_swiglu`.
+    """
+    inner, generator = 4 * hidden, torch.Generator().manual_seed(7)
+    sizes = {"x": (tokens, hidden), "gate": (inner, hidden), "up": (inner, hidden)}
+    sizes["down"] = (hidden, inner)
+    leaves = {
+        name: torch.randn(size, generator=generator).requires_grad_()
+        for name, size in sizes.items()
+    }
+    x, gate, up, down = leaves.values()
+    a, b = linear(x, gate), linear(x, up)
+    y = inside(a, b, down) if inside else linear(F.silu(a) * b, down)
+    found = torch.autograd.grad(y, list(leaves.values()), torch.randn(y.shape, generator=generator))
+    return dict(zip(leaves, found, strict=True))
 
 
 def gathered_on_rank(gather: Callable[[Tensor], Tensor], whole: Tensor) -> tuple[Tensor | str, int]:
@@ -141,13 +167,12 @@ def published_gains() -> list[Gain]:
     return sorted(gains, key=lambda gain: (GROUPS.index((gain.before, gain.after)), -gain.share))
 
 
-def published_peaks() -> tuple[float, float]:
-    """Peak GiB a GPU of torchtitan's 8B on eight H100, compiled: in bf16, and with FP8 products and gather.
-
-    Reserved memory, the largest of all ranks.
-    """
-    wide, small = table("torchtitan")[1:3]
-    return float(wide["memory_gib"]), float(small["memory_gib"])
+def published_peaks() -> list[tuple[str, float, float]]:
+    """GPUs, and peak GB a GPU of torchao's 8B: in bf16, and with FP8 products and gather."""
+    place = Path(__file__).with_name("published_peaks.csv")
+    with open(place, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    return [(row["gpus"], float(row["gb_bf16"]), float(row["gb_fp8"])) for row in rows]
 
 
 check_public(globals())

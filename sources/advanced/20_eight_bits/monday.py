@@ -18,7 +18,7 @@ from utils.lessons.blocks import run_block, small_llama
 
 def block_1(text: str) -> None:
     """The hooks name the layer with the outlier, and how far one scale is off there."""
-    batch = {"input_ids": torch.randint(64, (2, 33))}  # 66 tokens: no whole blocks of 32
+    batch = {"input_ids": torch.randint(64, (2, 33))}  # 66 tokens: no whole blocks
     batch["labels"] = batch["input_ids"]
     calm = run_block(text, model=small_llama(), batch=batch)["report"]
     assert len(calm) == 42, f"three products of 14 linear layers, not {len(calm)}"
@@ -31,13 +31,25 @@ def block_1(text: str) -> None:
         model.get_submodule(f"{feedforward}.down_proj").get_parameter("weight")[:, 3] /= 1e7
     wild = run_block(text, model=model, batch=batch)["report"]
     outputs = {name: off for (name, what), off in wild.items() if what == "output"}
-    named = max(outputs, key=lambda name: outputs[name][0] - outputs[name][2])
+    named = max(outputs, key=lambda name: outputs[name][0] - outputs[name][3])
     assert named == f"{feedforward}.down_proj", f"it names {named}"
-    one, _, blocks = outputs[named]
+    one, _, _, blocks = outputs[named]
     assert one > 0.9 and one > 1.5 * blocks, f"one scale loses all, blocks less: {outputs[named]}"
     assert all(p.grad is None for p in model.parameters()), "no gradient is left behind"
+    _squares_have_a_scale_each(
+        run_block(text, model=_Zeros(), batch={"x": batch["input_ids"]})["small"]
+    )
     zeros = run_block(text, model=_Zeros(), batch={"x": batch["input_ids"]})["report"]
     assert ("layer", "output") not in zeros, "zeros are passed"
+
+
+def _squares_have_a_scale_each(small: Callable[..., torch.Tensor]) -> None:
+    x = torch.randn(256, 256)
+    x[3, 7] = 1e7
+    back = small(x, 128, 128)
+    assert back[:128, :128].count_nonzero() == 1, "the outlier takes its square"
+    assert (back[128:] - x[128:]).norm() < 0.05 * x[128:].norm(), "and no other"
+    assert torch.equal(small(x.T, 128, 128), back.T), "either way round"
 
 
 class _Zeros(nn.Module):
@@ -65,14 +77,16 @@ def block_2(text: str) -> None:
     wanted = plain(**batch).loss.item()
     before = [p.clone() for p in model.parameters()]
     with _torchao(), _eager(), TemporaryDirectory() as folder, chdir(folder):
-        made = run_block(text.replace("> 1024 or", "> 16 or"), model=model, batch=batch)
+        made = run_block(text.replace("> 1024 or", "> 16 or"), model=model, data=[batch])
         again = small_llama()
         again.load_state_dict(torch.load("weights.pt"))
     may = made["may_be_small"]
     sides = ((32, 64), (64, 16), (16, 4112), (40, 64), (64, 4100), (16, 4096))  # outputs, inputs
     shapes = [nn.Linear(inputs, outputs, device="meta") for outputs, inputs in sides]
     assert [may(each, "up") for each in shapes] == [True] * 3 + [False] * 3, "the bounds"
-    assert not may(shapes[0], "lm_head"), "the head stays"
+    spared = ("lm_head", "layers.0.mlp.router", "layers.0.mlp.gate")
+    assert not any(may(shapes[0], name) for name in spared), "head and routers stay"
+    assert may(shapes[0], "layers.0.mlp.gate_proj"), "a SwiGLU's does not"
     kinds = {name: type(part).__name__ for name, part in model.named_modules()}
     small = [name for name, kind in kinds.items() if "Float8" in kind]
     assert len(small) == 14 and kinds["lm_head"] == "Linear", f"converted: {small}"
@@ -97,9 +111,14 @@ def block_3(text: str) -> None:
         model, plain = small_llama(), small_llama()
         blocks, before = model.model.layers, [p.clone() for p in plain.parameters()]
         cpu = text.replace("MXFP8BlockScaling(), 0", f"MXFP8BlockScaling(), {wide}")
-        with _transformer_engine() as seen:
+        with _transformer_engine() as seen, TemporaryDirectory() as folder, chdir(folder):
             names = {"model": model, "blocks": blocks, "data": [batch]}
             made = run_block(cpu.replace('"cuda"', '"cpu"'), **names)
+            small_llama().load_state_dict(torch.load("weights.pt"))
+            mixture = nn.ModuleDict({"router": nn.Linear(32, 32), "up": nn.Linear(32, 32)})
+            made["exchange"](mixture)
+        kinds = [type(part) is nn.Linear for part in mixture.children()]
+        assert kinds == [True, False], "a router stays"
         linears = sum(isinstance(part, nn.Linear) for part in model.model.modules())
         assert len(seen) == linears == 14, f"{len(seen)} of {linears} layers take the recipe"
         assert seen == [True] * (14 - 7 * wide) + [False] * 7 * wide, f"the last {wide} in 16 bits"
@@ -107,6 +126,23 @@ def block_3(text: str) -> None:
         assert abs(made["loss"].item() - plain(**batch).loss.item()) < 0.05, "the same weights"
         pairs = zip(before, model.parameters(), strict=True)
         assert all(not torch.equal(a, b) for a, b in pairs), "every parameter took the step"
+
+
+def block_4(text: str) -> None:
+    """What grows is named, by the share that an old scale would cut; what stays as it was is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    worst = run_block(text, model=model)["worst"]
+    x = torch.randn(32, 64)
+    model(x)
+    assert not worst, "a first step has no old scale"
+    model(x)
+    assert {name: share.item() for name, share in worst.items()} == {"0": 0, "2": 0}
+    with torch.no_grad():
+        model.get_submodule("0").get_parameter("weight").mul_(64)
+    model(x)
+    model(x)
+    assert worst["0"] == 0 and worst["2"] > 0.1, f"the second layer's input has grown: {worst}"
 
 
 @contextmanager

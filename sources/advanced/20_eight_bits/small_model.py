@@ -19,6 +19,7 @@ from utils.models import Transformer, TransformerConfig
 __all__ = [
     "EightBitLinear",
     "batches",
+    "beside_one",
     "fresh",
     "gradients",
     "loss",
@@ -87,6 +88,16 @@ def plant(model: Transformer, factor: float, channels: int | slice = CHANNEL) ->
         down = block.get_submodule("feedforward.down").get_parameter("weight")
         up[channels] *= factor
         down[:, channels] /= factor
+
+
+def beside_one(small: Callable[[Tensor], Tensor], factor: float) -> Callable[[Tensor], Tensor]:
+    """`small`, while the tensor's largest number is `factor` times the mean; it comes back as it was."""
+
+    def rounds(x: Tensor) -> Tensor:
+        largest = x.abs() == x.abs().max()
+        return torch.where(largest, x, small(torch.where(largest, factor * x.abs().mean(), x)))
+
+    return rounds
 
 
 class EightBitLinear(nn.Module):
