@@ -436,7 +436,7 @@ print("gradients that are all zero:", len(unmoved), "of", len(list(multiplied.pa
 
 # %% [markdown]
 # **Read it.** No NaN, no skip, and only the last bias learns. Activations of 256 are enough. PyTorch's `nn.RMSNorm` [overflowed in
-# fp16, too](https://github.com/pytorch/pytorch/pull/133085), when it was new. Look for *zeros* as you look for NaN.
+# fp16, too](https://github.com/pytorch/pytorch/pull/133085). Look for *zeros* as you look for NaN.
 #
 # ### (c) NaN, and the scale falls without end
 #
