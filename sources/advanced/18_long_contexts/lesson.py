@@ -16,8 +16,8 @@
 #
 # **Promise.** You build a ring of four ranks, and get the gradients of one process. Eight simulated H100s answer: **memory goes by
 # the tokens on a GPU**. Up to 512k each GPU can train on its own sequence. At 1M they share one. A step shared by eight is eight times
-# shorter, at the same tokens a second (predicted); with all of a published run's shortfall four times, at half. With hundreds of GPUs
-# the batch forces sharing far earlier.
+# shorter, at the same tokens a second (predicted). If all of a published run's shortfall is due to sharing, it is four times, at half.
+# With hundreds of GPUs the batch forces sharing far earlier.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -79,7 +79,7 @@ show(draw_growth({name: held[name] for name in DRAWN}, room_bytes=room_bytes, ab
 # **Read it.** At 1M the ring of eight takes 86 GiB, as one GPU does at an eighth of the tokens, 128k: **the tokens on a GPU decide**. As tokens
 # double, no line more than doubles: flash attention never stores the scores of all pairs. Only the work is quadratic.
 #
-# Which bytes are these? Three peaks at 128k:
+# Three peaks at 128k:
 
 # %% jupyter={"source_hidden": true}
 for name in [*LINES][1:4]:  # section 5 has the rings
@@ -97,7 +97,7 @@ print(f"the GPU has {room_bytes / 2**30:.1f} GiB; 28 blocks' inputs: 28 x 131,07
 #
 # At 1M these means do not suffice. Context parallelism divides a sequence's *tokens*. Here four ranks share eight *pieces*. A rank holds two
 # neighbours (*in order*), or one piece from the front and one from the back (*zigzag*). Queries stay. Keys and values, from here on
-# *keys*, **go around a ring**, one rank further in each *round*. Follow zigzag's rounds, in the middle:
+# *keys*, **go around a ring**, one rank further each *round*. Follow zigzag's rounds, in the middle:
 
 # %%
 show(draw_holders(), alt="Causal attention as squares of pieces. In order ranks compute 2, 6, 10 and 14 squares; in zigzag 8 each. Below, zigzag's keys move one rank to the right each round. At the bottom, the gradient of keys 0 and 7 visits ranks 0 to 3 and moves once more, home to rank 0: piece 0 collects a term on each rank, piece 7 on rank 0 alone.")
@@ -144,7 +144,7 @@ for name, way, learns in (("at once", attend_at_once, False), ("in blocks of 64"
 
 # %% [markdown]
 # **Read it.** Twice the tokens take four times the memory at once, and twice in blocks. Autograd keeps each block's weights, and is
-# quadratic again. Flash attention's backward computes them anew, and so will ours.
+# quadratic again. Flash attention's backward computes them anew, as ours will.
 #
 # Two blocks' outputs $o_1, o_2$ and log-sum-exps $l_1, l_2$ merge to
 # $$l = \log(e^{l_1} + e^{l_2}), \quad o = e^{l_1 - l}\, o_1 + e^{l_2 - l}\, o_2.$$
@@ -203,7 +203,7 @@ def ring_forward(q, kv, zigzag):
 # outputs. From $l$ and a block's scores $S = QK^T / \sqrt D$ come the weights $P$, and from these the block's terms:
 # $$P = e^{S - l}, \quad dV = P^T dO, \quad dS = P \circ \big(dO\,V^T - \mathrm{rowsum}(dO \circ o)\big), \quad dQ = \frac{dS\,K}{\sqrt D},
 # \quad dK = \frac{dS^T Q}{\sqrt D}.$$
-# The row's sum is over *all* keys, and the whole $o$ gives it without a message. Keys get a term on each rank whose queries see them. So their gradient travels with them, and moves once more to be home:
+# The row's sum is over *all* keys, and the whole $o$ gives it without a message. Keys get a term on each rank whose queries see them. So their gradient travels along, and moves once more to be home:
 
 # %%
 def piece_gradients(g, q, k, v, out, lse, triangle):  # g is dO; flash attention's kernel does this without storing the weights
@@ -428,7 +428,7 @@ for length in (131_072, 2**19, 2**20):
 # 10 without ([published](https://huggingface.co/docs/trl/en/long_context_training)).
 #
 # A long row often holds **packed documents**: a token sees its own document only, positions restart, and a document's last token has
-# no target. For 64 tokens a dense mask will do. (For 128k it would take 16 GiB.)
+# no target. A dense mask does for 64 tokens (at 128k: 16 GiB).
 
 # %%
 document = torch.arange(3).repeat_interleave(torch.tensor((24, 8, 32)))
@@ -493,8 +493,8 @@ print(told_outside(room_bytes))
 # **Read it.** *Memory*: tokens **a rank** decide here, too, with 84 GiB at 32k and at 262k. The first row sets our margin of 10%. TRL's run, 4% above
 # or 5% below the simulation, and ALST's, with room for 17%, do not forbid it.
 #
-# *Time*: at 262k torchtitan reached half of what we predict, and does not tell why. Long pieces should hide their messages: attention grows
-# with the square of their tokens.
+# *Time*: at 262k torchtitan reached half of what we predict, and does not tell why. Long pieces should hide their messages,
+# for work is quadratic.
 
 # %%
 def step_seconds(shape, bandwidth, s, n, flops, tiled=False):
@@ -508,7 +508,7 @@ def step_seconds(shape, bandwidth, s, n, flops, tiled=False):
 # %% jupyter={"source_hidden": true}
 RATES, qwen, speeds = (190e12, 380e12, 760e12), model_shape("qwen2.5-7b"), {n: link(name).sustained_bytes_per_second for n, name in ((1, "NVLink 4"), (8, "NVLink 4"), (16, "InfiniBand NDR"))}
 steps = {(line, tokens): [step_seconds(qwen, speeds[ring_of(line)], tokens, ring_of(line), rate, "tiled" in line) for rate in RATES] for line, tokens in VERDICT}
-print(f"Qwen2.5-7B on H100s of {room_bytes / 2**30:.1f} GiB; reserved: simulated; a step at 380 TFLOP/s, without states' gathers and copies to the host: predicted\n"
+print(f"Qwen2.5-7B on H100s of {room_bytes / 2**30:.1f} GiB, all with chunked loss and checkpoints; reserved: simulated; a step at 380 TFLOP/s, without states' gathers and copies to the host: predicted\n"
       f"{'tokens':<30}{'GiB reserved':>13}" + "".join(f"{f'+{part:.0%}':>6}" for part in MARGINS) + f"{'GiB pinned*':>13}{'s a step':>10}{'tokens/s a GPU':>16}{'M tokens a step of 512 GPUs':>29}")
 for (line, tokens), (_, one, _) in steps.items():
     print(f"{tokens // 1024:>5}k {line:<27}{held[line][tokens] / 2**30:>10.1f}{fits(held[line][tokens], room_bytes)}{8 * on_host_bytes(line, tokens) / 2**30:>13,.0f}"
@@ -526,10 +526,10 @@ print("backward's messages hide, over NVLink, from", ", ".join(f"{hides_from(1, 
 # %% [markdown]
 # **Read it. Up to 512k memory does not make you share**, with any margin. The price is 896 GiB pinned on a host. **At 1M GPUs share**, with any
 # margin: alone, a GPU is full at 577k (520k to 645k, interpolated). In a ring of eight tiling suffices, and nothing is pinned. Two rows hang on the
-# margin, and fit with none: 128k with checkpoints, and the untiled ring at 1M.
+# margin, and fit only without one: 128k with checkpoints, and the untiled ring at 1M.
 #
-# **A step shared by eight is eight times shorter, at the same tokens a second**, if messages hide; both arms tile. **With all of torchtitan's
-# shortfall it is four times, at half.** But its sequences grew with CP, and none of 262k ran alone. TRL, shared by eight, was 1.3 times
+# **A step shared by eight is eight times shorter, at the same tokens a second**, if messages hide; both arms tile. **If all of torchtitan's
+# shortfall is due to sharing, it is four times, at half.** But its sequences grew with CP, and none of 262k ran alone. TRL, shared by eight, was 1.3 times
 # *faster* than predicted.
 #
 # **With hundreds of GPUs the batch forces sharing far earlier.** Llama 3 405B took 16M tokens a step, and shared 131k tokens by 16 (published).
@@ -560,9 +560,10 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # %% [markdown]
 # ## Recap
 #
-# **Memory goes by the tokens on a GPU.** Up to 512k each of eight H100s can train on its own sequence (simulated). At 1M they share one. A step shared by eight is eight times shorter, at the same tokens a second (predicted); with all of a published run's shortfall four
-# times, at half. With hundreds of GPUs the batch forces sharing far earlier. Softmax adds up by log-sum-exps, so
-# keys can go around a ring. Zigzag gives all ranks equal work.
+# **Memory goes by the tokens on a GPU.** Up to 512k each of eight H100s can train on its own sequence (simulated). At 1M they share one. A
+# step shared by eight is eight times shorter, at the same tokens a second (predicted). If all of a published run's shortfall is due to
+# sharing, it is four times, at half. With hundreds of GPUs the batch forces sharing far earlier. Softmax adds up by log-sum-exps, so keys can
+# go around a ring. Zigzag gives all ranks equal work.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
