@@ -185,8 +185,14 @@ def test_the_pictures_say_who_holds_and_who_sends() -> None:
     assert zigzag.get_title(loc="left").endswith("8, 8, 8, 8")
     told = [text.get_text() for text in rounds.texts]
     assert told.count("keys 0, 7\n1, 6 see 0") == told.count("keys 2, 5\n6 sees 2, 5") == 1
-    terms = [text.get_text().rpartition("\n")[2] for text in way_home.texts]
-    assert terms == ["1 term", "2 terms", "3 terms", "4 terms", "home: all 4 terms"]
+    terms = [text.get_text().partition("\n") for text in way_home.texts]
+    assert [of_0 for of_0, _, _ in terms] == [
+        "piece 0: 1 term",
+        *(f"piece 0: {n} terms" for n in (2, 3, 4, 4)),
+    ]
+    assert {of_7 for _, _, of_7 in terms} == {"piece 7: 1 term"}, (
+        "only queries of piece 7 see its keys"
+    )
     before, _, after = draw_exchange().axes
     sent, came = ([text.get_text() for text in axes.texts] for axes in (before, after))
     assert sent.count("stays") == came.count("stayed") == RANKS

@@ -9,7 +9,7 @@ from utils.lessons.lesson_18 import at_size
 from utils.lessons.lesson_18.at_size import RANKS as GPUS
 from utils.lessons.lesson_18.at_size import Reader, of_one_rank
 from utils.lessons.lesson_18.figures import draw_growth
-from utils.lessons.lesson_18.published import ALST_FAILED_TOKENS, ALST_TOKENS, TRL_GB
+from utils.lessons.lesson_18.published import ALST_TOKENS, TRL_GB
 from utils.lessons.lesson_18.records.growth import (
     DRAWN,
     LINES,
@@ -46,7 +46,7 @@ def test_seven_billion_at_128k_around_a_ring() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["chunked loss, checkpoints", "ring of 8", "ring of 16", "on the host, MLP tiled"],
+    ["chunked loss, checkpoints", "ring of 8, MLP tiled", "ring of 16", "on the host, MLP tiled"],
 )
 def test_the_pictures_numbers_are_the_simulations(line: str) -> None:
     found = simulated(line, 131_072)
@@ -66,11 +66,10 @@ def test_so_is_alsts() -> None:
     assert found.reserved_bytes == recorded_outside("ALST")[250_000]
 
 
-def test_published_runs_lie_within_the_margin() -> None:
-    curve, room = recorded_outside("ALST"), 78.4 * 2**30
-    assert ALST_TOKENS < longest(curve, room / 1.1) < ALST_FAILED_TOKENS
-    assert 0.9 * TRL_GB < recorded_outside("TRL")[2**20] / 1e9 < 1.1 * TRL_GB
-    assert f"{TRL_GB} GB" in told_outside(room, 0.1)
+def test_published_runs_do_not_forbid_the_margin() -> None:
+    told = told_outside(78.4 * 2**30)
+    assert f"{TRL_GB} GB" in told and "+4% or -5%" in told
+    assert f"{ALST_TOKENS:,} tokens" in told and "17% above" in told
 
 
 def test_of_published_runs_all_lengths_are_kept() -> None:
@@ -89,8 +88,8 @@ def test_the_picture_has_every_line() -> None:
     assert all(tokens in recorded("reserved_bytes")[line] for line, tokens in VERDICT)
 
 
-def test_what_fits_is_said_of_half_all_and_twice_the_band() -> None:
-    assert fits(100 * 2**30, 115 * 2**30, 0.1).split() == ["fits", "fits", "no"]
+def test_what_fits_is_said_with_each_margin() -> None:
+    assert fits(100 * 2**30, 107 * 2**30).split() == ["fits", "fits", "no", "no"]
 
 
 def test_a_host_pins_the_inputs_of_28_blocks_each_a_power_of_two() -> None:

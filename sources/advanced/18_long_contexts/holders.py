@@ -95,17 +95,20 @@ def _draw_rounds(axes: Axes) -> None:
 
 
 def _draw_way_home(axes: Axes) -> None:
-    """Backward: the gradient of rank 0's keys gets a term on each rank, and one move more brings it home."""
+    """Backward: rank 0's gradients get a term wherever queries see their keys, and one move more brings them home."""
     wide, high = 0.78, 0.62
     color, hatch = _LOOKS[0]
-    keys = ", ".join(map(str, held(0, zigzag=True)))
+    pieces = held(0, zigzag=True)
+    keys = ", ".join(map(str, pieces))
     for turn in range(RANKS + 1):
         x, y = turn - wide / 2, -high / 2
         axes.add_patch(Rectangle((x, y), wide, high, facecolor=color, hatch=hatch, edgecolor="white"))  # fmt: skip
         axes.add_patch(Rectangle((x, y), wide, high, fill=False, edgecolor="#555555"))
         home = turn == RANKS
-        terms = f"home: all {RANKS} terms" if home else f"{turn + 1} term{'s' * (turn > 0)}"
-        axes.text(turn, 0, f"gradient of {keys}\n{terms}", ha="center", va="center", fontsize=9.5, bbox=_PLATE)  # fmt: skip
+        visited = range(min(turn + 1, RANKS))
+        met = {p: sum(max(held(rank, zigzag=True)) >= p for rank in visited) for p in pieces}
+        terms = [f"piece {p}: {n} term{'s' * (n > 1)}" for p, n in met.items()]
+        axes.text(turn, 0, "\n".join(terms), ha="center", va="center", fontsize=9.5, bbox=_PLATE)  # fmt: skip
         if not home:
             _arrow(axes, (turn + wide / 2, 0), (turn + 1 - wide / 2, 0))
     names = [f"round {turn}\nrank {turn}" for turn in range(RANKS)]
