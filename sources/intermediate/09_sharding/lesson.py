@@ -184,7 +184,7 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 # ## 3. The same model, five ways
 #
 # DeepSpeed's ZeRO has the paper's 2 + 2 + 12 bytes per parameter, and sends gradients in bf16. DDP and FSDP2, today's
-# FSDP, have 4 + 4 + 8, for fp32 parameters need no master copy, and send gradients in fp32. DDP computes under autocast,
+# FSDP, have 4 + 4 + 8, for fp32 parameters need no master copy. Both send gradients in fp32 here (FSDP2's `reduce_dtype` sets it). DDP computes under autocast,
 # FSDP2 with blocks gathered in bf16.
 #
 # FSDP2 takes a *mesh*, nodes times ranks of a node. It shards inside a node, and copies from node to node. So one number
@@ -293,7 +293,7 @@ for name, run in fullest.items():
 display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per parameter at the peak of the fullest rank (measured)"))
 
 # %% [markdown]
-# **Read it.** For most the start of backward decides: activations are largest, and hardly a gradient is there yet. So
+# **Read it.** All peak in backward, where activations are largest and most gradients are still to come (not ZeRO-3's). So
 # with one micro-batch ZeRO-1 and ZeRO-2 peak almost alike. *All else* is mostly buffers, and weights cast or gathered in bf16.
 #
 # Next, gradients through one step: when does the orange area grow, and shrink?
@@ -503,7 +503,7 @@ show(draw_staircase(steps, formulas, limits=("A100-40GB",), title="1.3B, two mic
 # has eight 200-gigabit InfiniBand links, as here (200 GB/s), one (25), or 10-gigabit Ethernet (1.25).
 # *ZeRO-1 to owners* is section 5's setting, in as few calls as the default, which flatters it.
 #
-# The dotted line is 95%. On the left, who is right of it, and lowest? On the right, who stays above it?
+# The dotted line is 95%. Who lies right of it, and lowest? Who stays above it?
 
 # %%
 BATCH = Batch(sequences=512, sequence_length=2048)
@@ -521,19 +521,20 @@ show(draw_verdict(peaks(SHAPE, BATCH, 2), drawn, NETWORKS, least_percent=95, lin
 
 # %% [markdown]
 # **The answer: HSDP.** Of all that keep 95% of unsharded speed on every network it holds least: 13.1 GB a GPU, where
-# unsharded holds 31.2, **58% less** (predicted). At 25 GB/s and below this is plain; at 200 GB/s it is close.
+# unsharded holds 31.2, **58% less** (predicted). At 1.25 GB/s this is plain. At 200 GB/s the differences are smaller than
+# the planner's errors.
 #
-# **Why.** Between nodes HSDP sends no more than unsharded (4.6 and 5.2 GB), so a slow network costs it nothing. Inside the
+# **Why.** Between nodes HSDP sends no more than unsharded (4.6 and 5.2 GB), so a slow network costs it no more. Inside the
 # node it gathers parameters in every micro-batch: at 200 GB/s its collectives cost 84 ms a step, unsharded's 25. A smaller
-# optimizer step gives 33 of these back, and 3% of speed are lost.
+# optimizer step gives 33 of these back, and 3% of speed are lost (5% with gradients in fp32, as in the job below).
 #
 # **The rival: ZeRO-1 to owners.** At best it keeps full speed on every network, and it holds 15.8 GB.
 #
-# The others miss 95%: default ZeRO-1 at 25 GB/s, ZeRO-2, ZeRO-3 and FSDP2 at 200.
+# The others miss 95%: default ZeRO-1 at 25 GB/s, ZeRO-2, ZeRO-3 (set as in section 3) and FSDP2 at 200.
 #
 # ### How far to trust it
 #
-# Two tables test the planner. In the third each row changes one thing: who then keeps 95% and holds least?
+# Two tables test the planner. In the third each row changes one thing.
 
 # %% jupyter={"source_hidden": true}
 for rows, says in ((trust.beside_simulation(SHAPE, steps), "memory: peaks at two micro-batches, predicted and simulated"),
@@ -545,16 +546,16 @@ print(trust.links())
 # %% [markdown]
 # **Memory** agrees to 3%.
 #
-# **Speed.** The planner is too fast for all five runs, by 7 to 9% and once, unexplained, by 33%. All shard fully, with eight
-# or ten sequences at once: **no row tests the ranking**.
+# **Speed.** The planner is too fast for all five runs, by 7 to 9% and once, unexplained, by 33%. All shard fully, over RoCE, with
+# eight or ten sequences at once: **no row tests the ranking**.
 #
-# **The verdict.** At 25 GB/s and below every row says HSDP. At 200 GB/s five of eight say another. Most hangs there on what
-# compute loses to collectives beside it: with half of that FSDP2 is the answer, with twice as much ZeRO-1 to owners.
+# **The verdict.** At 25 GB/s and below every row says HSDP, once by less than half a point. At 200 GB/s five of eight say another. Where
+# compute loses half as much to collectives, FSDP2 is the answer; where twice as much, ZeRO-1 to owners.
 #
 # ### The job
 #
 # The job reduces gradients in fp32, as FSDP2 did above. At 200 GB/s it frees 18 GB a GPU for 5% of speed. If your cluster
-# shows that loss, take four sequences at once: they use ten of these GB, and outrun unsharded's two.
+# shows that loss, take four sequences at once: they use ten of these GB.
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
@@ -569,8 +570,8 @@ print("HSDP beside unsharded two at once, both with fp32 gradients (predicted):"
 # ## Recap: which one when
 #
 # Which sharding frees the most memory, and keeps 95% of the speed of unsharded training? **HSDP**: shard inside each node,
-# copy between nodes. It holds 13.1 GB a GPU, unsharded 31.2 (predicted). At 25 GB/s and below this is plain; at 200 GB/s
-# it is close: measure FSDP2 and ZeRO-1 to owners beside it.
+# copy between nodes. It holds 13.1 GB a GPU, unsharded 31.2 (predicted). At 1.25 GB/s this is plain; at 200 GB/s
+# measure FSDP2 and ZeRO-1 to owners beside it.
 #
 # | take | when | costs |
 # |---|---|---|
@@ -611,23 +612,23 @@ print("HSDP beside unsharded two at once, both with fp32 gradients (predicted):"
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 #
 # def states():
-#     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)) | {"number": number}
+#     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)) | {"steps": steps}
 #
 # def save():  # each rank its shards; add your scheduler's state_dict()
-#     dcp.save(states(), checkpoint_id=f"out/{number}")  # a new folder: a crash meanwhile leaves the last save whole
+#     dcp.save(states(), checkpoint_id=f"out/{steps}")  # a new folder: a crash meanwhile leaves the last save whole
 #     if dist.get_rank() == 0:
 #         if os.path.lexists("out/next"):  # of a save that was killed here
 #             os.remove("out/next")
-#         os.symlink(f"{number}", "out/next")
+#         os.symlink(f"{steps}", "out/next")
 #         os.replace("out/next", "out/last")  # old folders are yours to delete
 #
-# number, between_saves = 0, 1_000 * g  # micro-batches: done, and from save to save
-# if os.path.exists("out/last/.metadata"):  # a run that goes on, on any number of ranks; all nodes must see "out"
+# steps, between_saves = 0, 1_000  # done, and from save to save
+# if os.path.exists("out/last/.metadata"):  # it goes on, on any number of ranks, with g for as large a batch; all nodes must see "out"
 #     saved = states()
 #     dcp.load(saved, checkpoint_id="out/last")
 #     set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
-#     number = saved["number"]
-# for number, (inputs, targets) in enumerate(batches, number + 1):  # this rank's own, which it has not had yet
+#     steps = saved["steps"]
+# for number, (inputs, targets) in enumerate(batches, 1):  # this rank's own, from data that no rank had in these steps
 #     is_last = number % g == 0  # of a step's micro-batches
 #     model.set_requires_all_reduce(is_last)  # between nodes once a step
 #     # model.set_requires_gradient_sync(is_last): in the node too, where whole gradients fit
@@ -637,9 +638,10 @@ print("HSDP beside unsharded two at once, both with fp32 gradients (predicted):"
 #         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of all shards
 #         optimizer.step()
 #         optimizer.zero_grad()
-#     if number % between_saves == 0:
-#         save()
-# if number % between_saves:
+#         steps += 1
+#         if steps % between_saves == 0:
+#             save()
+# if steps % between_saves:
 #     save()
 # ```
 #

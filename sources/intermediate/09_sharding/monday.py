@@ -28,7 +28,7 @@ BF16 = '"out", bf16=True'
 
 
 def block_1(text: str) -> None:
-    """HSDP: ranks of a node share states; four ranks save, two go on, and all steps are one process's."""
+    """HSDP: ranks of a node share states; four ranks save, two go on with twice the micro-batches, all as one process."""
     half = STEPS // 2
     with tempfile.TemporaryDirectory() as folder:
         first = run_ranks(_sharded, NODES * GPUS, text, folder, NODES)
@@ -39,9 +39,9 @@ def block_1(text: str) -> None:
     for found, steps in ((first, slice(half)), (second, slice(half, STEPS))):
         for rank, run in enumerate(found):
             assert run.held <= 0.51 * whole, f"rank {rank} holds {run.held:,} of {whole:,} numbers"
-            assert run.number == steps.stop * MICRO_BATCHES, f"{run.number} micro-batches"
+            assert run.steps == steps.stop, f"{run.steps} steps"
             torch.testing.assert_close(run.norms, norms[steps], rtol=2e-2, atol=0)
-        mean = torch.tensor([run.losses for run in found]).unflatten(1, (half, MICRO_BATCHES))
+        mean = torch.tensor([run.losses for run in found]).unflatten(1, (half, -1))
         torch.testing.assert_close(
             mean.mean((0, 2)), torch.tensor(losses[steps]), rtol=2e-3, atol=0
         )
@@ -65,12 +65,12 @@ def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 class _Run(NamedTuple):
-    """Of a rank: losses of micro-batches, gradient norms of steps, numbers held, micro-batches done."""
+    """Of a rank: losses of micro-batches, gradient norms of steps, numbers held, steps done."""
 
     losses: list[float]
     norms: list[float]
     held: int
-    number: int
+    steps: int
 
 
 def _model() -> Transformer:
@@ -98,7 +98,8 @@ def _sharded(text: str, folder: str, nodes: int) -> _Run:
     for told, there in (('"cuda"', f'"{place.type}"'), ("lr=1e-4", f"lr={RATE}")):
         assert text.count(told) == 1, f"the block has no {told} to be told beside"
         text = text.replace(told, there)
-    parts = _tokens().chunk(dist.get_world_size())[dist.get_rank()].to(place).chunk(MICRO_BATCHES)
+    g = MICRO_BATCHES * NODES // nodes  # fewer ranks, more micro-batches of a step
+    parts = _tokens().chunk(dist.get_world_size())[dist.get_rank()].to(place).chunk(g)
     batches = [(part[:, :-1], part[:, 1:]) for part in parts] * (STEPS // 2)
 
     def note_loss(_: Any, given: tuple[Tensor], logits: Tensor) -> None:
@@ -111,13 +112,11 @@ def _sharded(text: str, folder: str, nodes: int) -> _Run:
     model.register_forward_hook(note_loss)
     clip: Any = torch.nn.utils.clip_grad_norm_  # gives a DTensor here
     with contextlib.chdir(folder), mock.patch.object(torch.nn.utils, "clip_grad_norm_", note_norm):
-        names = run_block(
-            text, model=model, batches=batches, nodes=nodes, gpus=GPUS, g=MICRO_BATCHES
-        )
+        names = run_block(text, model=model, batches=batches, nodes=nodes, gpus=GPUS, g=g)
     moments = [v for state in names["optimizer"].state.values() for v in state.values()]
     tensors = [*names["model"].parameters(), *moments]
     held = sum(t.to_local().numel() for t in tensors if isinstance(t, DTensor))
-    return _Run(losses, norms, held, names["number"])
+    return _Run(losses, norms, held, names["steps"])
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
