@@ -14,8 +14,8 @@
 # **The question.** A node dies under your job, and later its time limit comes. What makes the job go on with nobody at the keyboard,
 # and do its losses stay the same?
 #
-# A job goes on by three parts: a save, something that notices the trouble, and something that starts the job again. Its losses stay the
-# same if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
+# A job goes on by three parts: a save, something that notices trouble, and something that starts the job again. Its losses
+# stay the same, here to a millionth, if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
 #
 # You run one script on a real Slurm, whose three nodes share your machine, and make both troubles. You compare its losses with
 # torchrun's, and with a recorded run under Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
@@ -26,8 +26,8 @@
 #
 # ## A bet
 #
-# One of a job's two nodes dies, and later comes the signal that warns of its time limit. How many commands must you type
-# after `sbatch` until the job has trained to its end?
+# After `sbatch` one of a job's two nodes dies, and later its time limit comes. How many commands must you type until the job has trained
+# to its end?
 
 # %%
 my_bet_commands = 2
@@ -62,7 +62,7 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 #
 # `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
 # one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
-# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own, as in lesson 11.
+# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own.
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -123,9 +123,9 @@ print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scanc
       f"From the kill to the first new save {seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it.** From 1 to 2 no step runs: the rank on `n1` has lost its peer. Slurm lets a node be silent for `SlurmdTimeout`, 2 s here,
-# before it requeues the job. Then `n1` is empty, until a *credential* expires. That is the controller's signed permission to run on these
-# nodes. A requeued job waits until its old one is void (`cred_expire`, 5 s here), after the signal, too.
+# **Read it.** From 1 to 2 no step runs: the rank on `n1` has lost its peer, and Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
+# Then `n1` is empty until an old *credential* is void (`cred_expire`, 5 s here). That is the controller's signed permission to run on
+# these nodes. The wait after the signal ends in the same way.
 #
 # **By Slurm's defaults 1 to 3 takes minutes, and then comes the queue.** `SlurmdTimeout` is 300 s
 # ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and two rounds of calls, 100 s apart, may come on top. `cred_expire` is 120 s.
@@ -139,9 +139,9 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) no node had failed: `job.slurm`
 # called `scontrol requeue`, because `srun` had ended with 75.
 #
-# A third trouble is a rank that fails on a healthy node. Slurm sees no dead node then. `srun` gives up 60 s after the first rank has ended
-# (`--wait=60`), and the `elif` requeues, at most three times after the same save. If a dead node's connections close, this may come
-# before Slurm's 300 s are over.
+# A third trouble is a rank that fails on a healthy node. `srun` gives up 60 s after the first rank has ended
+# (`--wait=60`), and the `elif` requeues, at most three times after the same save. If a dead node's connections close, this may come before
+# Slurm's 300 s are over.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
@@ -253,8 +253,8 @@ for name, (found, kind) in rows.items():
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Through two restarts under Slurm and a lost worker under Ray the losses agree with the reference to a millionth. The gap of
-# lost moments is far larger. The loss has no trend, because the tokens are random.
+# **Read it.** Through two restarts under Slurm and a lost worker under Ray the losses agree with the reference to a millionth. Lost
+# moments show: their gap is far larger. The loss has no trend, because the tokens are random.
 #
 # Three things make the losses equal. A save holds the weights and the optimizer's states, a batch depends on its step alone, and the
 # number of ranks stays. With dropout, save the random generators' states, too. With a `DataLoader`, save its place with torchdata's
@@ -267,8 +267,8 @@ print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {lar
 #
 # On **Kubernetes**, `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
 # runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) The `Dockerfile` builds it on NVIDIA's image, which has its own PyTorch, CUDA
-# and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. Kubernetes and
-# SkyPilot do not run here. These lines start a job again:
+# and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. Neither runs here. These
+# lines start a job again:
 
 # %%
 ANSWERS = {
@@ -302,7 +302,7 @@ for name, meanings in ANSWERS.items():
 # `train.py` saves at SIGTERM, too. If a save may take longer than 30 s, raise both the pod's `terminationGracePeriodSeconds` and torchrun's
 # own 30 s (`--shutdown-timeout`, in newer versions).
 #
-# **Which to choose.** torchrun alone for a few machines that you watch yourself; Slurm where a cluster is shared; Kubernetes where your
+# **Which to choose.** torchrun alone for a few machines that you watch; Slurm where a cluster is shared; Kubernetes where your
 # company runs on it; Ray Train for a program that also prepares data and tunes; SkyPilot when prices decide.
 #
 # **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
@@ -329,7 +329,7 @@ for name, meanings in ANSWERS.items():
 # | a rank fails | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
 # | the time limit comes | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
 #
-# Its losses stay the same if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
+# Its losses stay the same, here to a millionth, if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
 #
 # **Test yourself.** Under `srun torchrun` your job ends at the signal, without a save. Who heard the signal?
 #
