@@ -166,8 +166,8 @@ check("17.steps_twice", steps_twice)
 # %% [markdown]
 # ## 3. The time limit: a signal, a save, exit code 75
 #
-# A time limit gives a warning, but the right process must hear it. In the middle of the drawing `srun` starts a rank itself, as in
-# `job.slurm`. On the right it starts torchrun, which starts the rank.
+# A time limit gives a warning, but the right process must hear it. In the middle `srun` starts a rank itself, as in `job.slurm`. On the
+# right it starts torchrun, which starts the rank.
 
 # %%
 show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank, or a torchrun, which dies of it; torchrun's rank and the batch shell hear nothing.")
@@ -253,8 +253,7 @@ for name, (found, kind) in rows.items():
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Through two restarts under Slurm and a lost worker under Ray the losses agree with the reference to a millionth. Lost
-# moments show: their gap is far larger. The loss has no trend, because the tokens are random.
+# **Read it.** Under Slurm and Ray the losses agree with the reference to a millionth. Lost moments show: their gap is far larger. The loss has no trend, because the tokens are random.
 #
 # Three things make the losses equal. A save holds the weights and the optimizer's states, a batch depends on its step alone, and the
 # number of ranks stays. With dropout, save the random generators' states, too. With a `DataLoader`, save its place with torchdata's
