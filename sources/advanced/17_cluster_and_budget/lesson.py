@@ -253,10 +253,11 @@ for name, (found, kind) in rows.items():
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Under Slurm and Ray the losses agree with the reference to a millionth. Lost moments show: their gap is far larger. The loss has no trend, because the tokens are random.
+# **Read it.** Under Slurm and Ray the losses agree with the reference to a millionth. Lost moments show: their gap is far larger. The loss
+# has no trend, because the tokens are random.
 #
 # Three things make the losses equal. A save holds the weights and the optimizer's states, a batch depends on its step alone, and the
-# number of ranks stays. With dropout, save the random generators' states, too. With a `DataLoader`, save its place with torchdata's
+# number of ranks stays. With dropout, save the random generators' states. With a `DataLoader`, save its place with torchdata's
 # `StatefulDataLoader`.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
