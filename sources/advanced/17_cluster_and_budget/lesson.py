@@ -12,12 +12,13 @@
 # {{badges}}
 #
 # **The question.** A node dies under your job, and later its time limit comes. What makes the job go on with nobody at the keyboard,
-# and are its losses still the same?
+# and do its losses stay the same?
 #
-# A job goes on by three parts: a save, somebody who notices the trouble, and somebody who starts the job again.
+# A job goes on by three parts: a save, something that notices trouble, and something that starts the job again. Its losses
+# stay the same, here to a millionth, if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
 #
-# You run one script on a real Slurm, whose three nodes share your machine. You kill a node under it, and send it the signal of a time
-# limit. Then you compare its losses with those under torchrun and Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
+# You run one script on a real Slurm, whose three nodes share your machine, and make both troubles. You compare its losses with
+# torchrun's, and with a recorded run under Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -25,8 +26,8 @@
 #
 # ## A bet
 #
-# One of a job's two nodes dies, and later comes the signal that warns of its time limit. How many commands must you type until the job
-# has trained to its end?
+# After `sbatch` one of a job's two nodes dies, and later its time limit comes. How many commands must you type until the job has trained
+# to its end?
 
 # %%
 my_bet_commands = 2
@@ -61,7 +62,7 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 #
 # `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
 # one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
-# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own, as in lesson 11.
+# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own.
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -92,7 +93,7 @@ print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_
 # 2. After the next save it sends the job the signal `USR1`. That stands for the time limit: with `--signal=USR1@120` Slurm sends it 120 s
 #    before the limit, or up to a minute earlier ([sbatch](https://slurm.schedmd.com/sbatch.html)).
 #
-# In the picture, find the two gaps of `n1`. What ends each?
+# In the picture, find the two times when `n1` is empty after start 1. What ends each?
 
 # %%
 if slurm:
@@ -122,11 +123,11 @@ print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scanc
       f"From the kill to the first new save {seen['trains'][1] - seen['killed']:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it.** An expired *credential* ends each gap. It is the controller's signed permission to run on these nodes, and a requeued job
-# waits until its old one is void (`cred_expire`, 5 s here). Before the first gap, from 1 to 2, no step runs: the rank on `n1` has lost
-# its peer, and Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
+# **Read it.** From 1 to 2 no step runs: the rank on `n1` has lost its peer, and Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
+# Then `n1` is empty until an old *credential* is void (`cred_expire`, 5 s here). That is the controller's signed permission to run on
+# these nodes. The wait after the signal ends in the same way.
 #
-# **On your cluster expect 5 to 10 minutes from 1 to 3, and then the queue.** By default `SlurmdTimeout` is 300 s
+# **By Slurm's defaults 1 to 3 takes minutes, and then comes the queue.** `SlurmdTimeout` is 300 s
 # ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and two rounds of calls, 100 s apart, may come on top. `cred_expire` is 120 s.
 #
 # Who put the job back into the queue? Slurm's log and accounting tell:
@@ -138,9 +139,9 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) no node had failed: `job.slurm`
 # called `scontrol requeue`, because `srun` had ended with 75.
 #
-# A third trouble is a rank that fails on a healthy node. Slurm sees no dead node then. `srun` gives up 60 s after the first rank has ended
-# (`--wait=60`), and the `elif` requeues, at most three times after the same save. After a dead node this may come first, too, if its
-# connections close.
+# A third trouble is a rank that fails on a healthy node. `srun` gives up 60 s after the first rank has ended
+# (`--wait=60`), and the `elif` requeues, at most three times after the same save. If a dead node's connections close, this may come before
+# Slurm's 300 s are over.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
@@ -165,8 +166,8 @@ check("17.steps_twice", steps_twice)
 # %% [markdown]
 # ## 3. The time limit: a signal, a save, exit code 75
 #
-# A dead node gives no warning, and a time limit does. But the right process must hear it. In the middle of the
-# drawing `srun` starts a rank itself, as in `job.slurm`. On the right it starts torchrun, which starts the rank.
+# A time limit gives a warning, but the right process must hear it. In the middle `srun` starts a rank itself, as in `job.slurm`. On the
+# right it starts torchrun, which starts the rank.
 
 # %%
 show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank, or a torchrun, which dies of it; torchrun's rank and the batch shell hear nothing.")
@@ -205,7 +206,7 @@ if slurm:
 # The reference is the same folder under `torchrun`, without any trouble. Three runs are compared with it:
 #
 # - the job of section 2;
-# - a stored run under **Ray Train**, which starts all workers anew when one dies: one was killed after the save of step 4;
+# - a recorded run under **Ray Train**, which starts all workers anew when one dies: one was killed after the save of step 4;
 # - a planted fault: after four steps it goes on from its save without Adam's moments. The next cell writes it.
 
 # %%
@@ -252,12 +253,12 @@ for name, (found, kind) in rows.items():
 print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Through two restarts under Slurm and a lost worker under Ray the losses agree with the reference to a millionth. Lost moments
-# would show: their gap is far larger. The loss has no trend, because the tokens are random.
+# **Read it.** Under Slurm and Ray the losses agree with the reference to a millionth. Lost moments show: their gap is far larger. The loss
+# has no trend, because the tokens are random.
 #
-# Two things make the losses equal here, where the number of ranks stays. A save holds the weights and the optimizer's states, and a batch
-# depends on the number of its step alone. With dropout, save the random generators' states, too. With a `DataLoader`, save
-# its place with torchdata's `StatefulDataLoader`.
+# Three things make the losses equal. A save holds the weights and the optimizer's states, a batch depends on its step alone, and the
+# number of ranks stays. With dropout, save the random generators' states. With a `DataLoader`, save its place with torchdata's
+# `StatefulDataLoader`.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
 # the job's number into the folder's name: a requeue keeps it, and a new <code>sbatch</code> begins from nothing.</div>
@@ -266,7 +267,8 @@ print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {lar
 #
 # On **Kubernetes**, `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
 # runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) The `Dockerfile` builds it on NVIDIA's image, which has its own PyTorch, CUDA
-# and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. These lines start a job again:
+# and NCCL: install no other torch over it. **SkyPilot** rents nodes in many clouds. Neither runs here. These
+# lines start a job again:
 
 # %%
 ANSWERS = {
@@ -300,7 +302,7 @@ for name, meanings in ANSWERS.items():
 # `train.py` saves at SIGTERM, too. If a save may take longer than 30 s, raise both the pod's `terminationGracePeriodSeconds` and torchrun's
 # own 30 s (`--shutdown-timeout`, in newer versions).
 #
-# **Which to choose.** torchrun alone for a few machines that you watch yourself; Slurm where a cluster is shared; Kubernetes where your
+# **Which to choose.** torchrun alone for a few machines that you watch; Slurm where a cluster is shared; Kubernetes where your
 # company runs on it; Ray Train for a program that also prepares data and tunes; SkyPilot when prices decide.
 #
 # **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
@@ -323,11 +325,11 @@ for name, meanings in ANSWERS.items():
 #
 # | trouble | the save | who notices | who starts it again |
 # |---|---|---|---|
-# | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue` |
+# | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue`; `job.slurm`, if `srun` ends first |
 # | a rank fails | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
 # | the time limit comes | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
 #
-# The losses stay the same, where a save holds all states and a batch depends on its step alone.
+# Its losses stay the same, here to a millionth, if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
 #
 # **Test yourself.** Under `srun torchrun` your job ends at the signal, without a save. Who heard the signal?
 #
