@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MEMORY_FORMATS
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from utils.parallel import CheckpointError, Saves, list_checkpoints, load_newest, save_safely
@@ -102,6 +104,8 @@ def test_files_elsewhere_are_not_read(tmp_path: Path) -> None:
     [
         Runs(eval, "1"),
         Runs(getattr, "a", "upper"),
+        Runs(getattr, torch.Size, "mro"),
+        Runs(getattr, MEMORY_FORMATS, "mro"),
         Runs(torch.load, "x"),
         os.system,
         Path,
@@ -114,6 +118,13 @@ def test_files_elsewhere_are_not_read(tmp_path: Path) -> None:
 def test_what_is_no_metadata_is_refused(hostile: Any) -> None:
     with pytest.raises(pickle.UnpicklingError, match=r"its \.metadata"):
         read_metadata(pickle.dumps(hostile) if hostile != b"" else b"")
+
+
+def test_a_member_of_an_enumeration_reads_as_any_python_wrote_it() -> None:
+    """Python before 3.11.4 writes `getattr` of the enumeration and a name."""
+    for member in MEMORY_FORMATS:
+        for written in (member, Runs(getattr, MEMORY_FORMATS, member.name)):
+            assert read_metadata(pickle.dumps(Metadata({}, written, {}))).planner_data is member
 
 
 def test_names_with_dots_lead_nowhere() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import pathlib
 import pickle
@@ -72,6 +73,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         name = f"{module_name}.{global_name}"
+        if name == "builtins.getattr":
+            return self._member
         if name in self._known:
             return self._known[name]
         if module_name == "torch" and isinstance(vars(torch).get(global_name), torch.dtype):
@@ -79,3 +82,9 @@ class _Unpickler(pickle.Unpickler):
         if module_name.partition(".")[0] == "pathlib":  # where it was saved; nobody goes there
             return pathlib.PurePath
         raise pickle.UnpicklingError(f"its .metadata asks for {name}: code, and no checkpoint")
+
+    def _member(self, kind: Any, name: str) -> enum.Enum:
+        """Of an enumeration that is known: Python before 3.11.4 pickles its members as `getattr`."""
+        if kind not in self._known.values() or not issubclass(kind, enum.Enum):
+            raise pickle.UnpicklingError(f"its .metadata asks for {name} of {kind}: code")
+        return kind[name]
