@@ -12,7 +12,7 @@ import enum
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -151,15 +151,23 @@ def _unbound(
         return None
     for name in kwargs:
         if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.3) or [*parameters]
+            near = difflib.get_close_matches(name, parameters, n=3, cutoff=0.3) or [*parameters]
             return f"{where}: there is no argument {name}. There is {', '.join(near)}."
+    taken = [p for p in parameters.values() if p.name != "self"]
+    needed = [p for p in taken if p.default is p.empty and p.kind not in (2, 4)]
+    shown = [p.name + "=..." * (p.kind == p.KEYWORD_ONLY) for p in needed]
+    written = f"Write {where}({', '.join(shown)})."
     places = [name for name in _places(function)[0] if name != "self"]
-    if "too many" in why:
-        others = [name for name in parameters if name not in (*places, "self")]
-        hint = (
-            f" Give others by name: {', '.join(f'{name}=' for name in others)}." if others else ""
+    if "too many" not in why:
+        return f"{where}: {why}. {written}"
+    others = [name for name in parameters if name not in (*places, "self")]
+    if not places:
+        return f"{where}: every argument is given by its name: {_by_name(others)}." + (
+            f" {written}" if needed else ""
         )
-        return f"{where}: only {', '.join(places) or 'names'} may stand without a name.{hint}"
-    needed = [p for p in parameters.values() if p.default is p.empty and p.kind not in (2, 4)]
-    shown = [p.name + "=..." * (p.kind == p.KEYWORD_ONLY) for p in needed if p.name != "self"]
-    return f"{where}: {why}. Write {where}({', '.join(shown)})."
+    hint = f" Give others by name: {_by_name(others)}." if others else ""
+    return f"{where}: only {', '.join(places)} may stand without a name.{hint}"
+
+
+def _by_name(names: Iterable[str]) -> str:
+    return ", ".join(f"{name}=" for name in names)

@@ -7,7 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import utils
-from utils import planner, ranks, techniques
+from utils import Batch, Cluster, Plan, planner, ranks, techniques
 from utils.checked import checked
 
 SWEEP = Path(junk_cases.__file__)
@@ -129,6 +129,21 @@ def test_a_sentence_names_what_came_and_what_is_wanted(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         ask(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Batch(64, 2048), r"Batch: every .* by its name: sequences=, .*Write Batch\(seq"),
+        (lambda: Plan(4), r"Plan: every argument is given by its name: dp=.*lora=\.$"),
+        (lambda: Cluster(gpus=16), "no argument gpus. There is gpu, gpus_per_node, "),
+    ],
+)
+def test_what_takes_names_alone_says_how_it_is_written(
+    make: Callable[[], Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make()
 
 
 def test_numbers_of_other_kinds_count() -> None:
