@@ -129,17 +129,16 @@ display(layout_table(found, caption=f"100B on 64 A100s of {cluster.device.memory
 print("4 x 8 x 2, share of the peak:", ", ".join(f"{layout(n, 4, 8, 2).mfu:.0%} at {n} sequences" for n in found), "(predicted)")
 
 # %% [markdown]
-# **Read it.** *What fits.* Without recomputation TP 4 needs eight stages, and TP 2 with sixteen lacks 2.9 GiB (section 4
-# looks again).
+# **Read it.** *What fits.* Without recomputation TP 4 needs eight stages, and TP 2 with sixteen lacks 2.9 GiB.
 #
 # *What it costs.* TP 8 fits too, but waits 2.4 times as long for collectives: a group passes twice the tokens (8 x 8 x 1)
 # or layers (8 x 4 x 2), round a longer ring. Sixteen stages wait longer for the pipeline. Full recomputation, by which
-# four stages fit, costs more than these waits. **So here, by the planner: as few slices as fit, then as few
+# four stages fit, costs more than these waits. **By the planner: as few slices as fit, then as few
 # stages, without recomputation.**
 #
-# 65% of the peak is high: 1536 sequences hide the bubble. At 64 it is 54%; [Korthikanti and
-# others](https://arxiv.org/abs/2205.05198) published 51.4% for 175 billion parameters at 64 on 64 such GPUs, a run that the
-# planner was set on.
+# 65% of the peak is high. 1536 sequences hide the bubble: at 64 it is 54%. [Korthikanti and
+# others](https://arxiv.org/abs/2205.05198) published 51.4% for 175 billion parameters at 64 on 64 such GPUs, interleaved, a run
+# that the planner was set on.
 #
 # FSDP, recomputed, fits too; with six sequences a micro-batch it waits 9.2 s, not 54.9. Whether it will do hangs on the
 # ports between nodes:
@@ -578,8 +577,8 @@ print(f"at {rate / slow.network_bytes_per_second:.0%} of 1.25 GB/s, as collectiv
 #
 # The planner's choice is TP 4 x PP 8 x DP 2: as few slices as fit, then as few stages.
 #
-# 1. *Losses stay those of one process* if four sums are right: compare loss *and* norm.
-# 2. *Every stage fits* if stage 0 does, under 1F1B with equal stages.
+# 1. *Losses stay those of one process* if four sums and the rows are right: compare loss *and* norm.
+# 2. *Every stage fits* if stage 0 does, under 1F1B with equal stages and small logits.
 # 3. *Few bytes leave the nodes* if *tp* stays inside: 0.72%, else 99%.
 #
 # FSDP will do where ports are fast and batches large.
@@ -675,7 +674,7 @@ print(f"at {rate / slow.network_bytes_per_second:.0%} of 1.25 GB/s, as collectiv
 #     optimizer.zero_grad()
 #     if pipe.is_last:
 #         losses.append(torch.stack(each).mean().item())  # of this replica's rows
-#         print(f"loss {losses[-1]:.4f}, norm {norms[-1]:.4f}", flush=True)
+#     print(f"stage {pipe.stage_index}: norm {norms[-1]:.4f}", *(f"loss {one:.4f}" for one in losses[-1:]), flush=True)
 #     if step % save_every == 0:  # each into a folder of its own: a save cut off leaves the last one whole
 #         dcp.save(states(step), checkpoint_id=os.path.join(folder, f"step-{step}"))
 # ```

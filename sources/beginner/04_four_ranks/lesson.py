@@ -15,7 +15,7 @@
 # cost?
 #
 # **The answer, proved below.** Equal starts and averaged gradients make them one model. In memory only activations are
-# divided. In each step every gradient is sent: a fast link hides that behind backward, a slow one does not.
+# divided. In each step every gradient is sent: a fast link hides that behind backward, a slower one less.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -190,8 +190,7 @@ def forget_one(model):
 NARROW = partial(train, width=8, dtype=torch.float64, steps=2)
 RULES = {"right": partial(NARROW, share_start, average_gradients),
          "not broadcast": partial(NARROW, unchanged, average_gradients), "not reduced": partial(NARROW, share_start),
-         "one tensor forgotten": partial(NARROW, share_start, forget_one),
-         "not divided": partial(NARROW, share_start, sum_gradients),
+         "one tensor forgotten": partial(NARROW, share_start, forget_one), "not divided": partial(NARROW, share_start, sum_gradients),
          "not divided, Adam": partial(NARROW, share_start, sum_gradients, make_optimizer=ADAM)}
 
 # %%
@@ -269,24 +268,25 @@ show(figures.draw_apart({
 # around DDP. Compare ranks after a real step:
 
 # %%
-def check_ranks(model, loader, dataset, batch_size):  # on how many ranks it is so
+def check_ranks(model, loader):  # on how many ranks it is so
     mine = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()])
     dist.broadcast(of_rank_0 := mine.clone(), src=0)
-    # batch_size is that of all ranks. If each has its share, all batches but the last do not yet reach the whole data set.
-    found = [not mine.equal(of_rank_0), (len(loader) - 1) * batch_size >= len(dataset)]
+    # If each has its share, all batches but the last do not yet reach the whole data set.
+    found = [not mine.equal(of_rank_0), (len(loader) - 1) * loader.batch_size * dist.get_world_size() >= len(loader.dataset)]
     dist.all_reduce(found := torch.tensor(found, device=mine.device).int())
     return dict(zip(["weights not rank 0's", "more than a share of the items"], found.tolist(), strict=True))
 
-def real_step(around_ddp=False, sampled=True):
+def real_step(around_ddp=False, sampled=True, size=BATCH // 4):
     model = VIEWS(small_resnet(width=8).to(my_device()))
-    loader = DataLoader(data, BATCH // 4, sampler=DistributedSampler(data) if sampled else None)
+    loader = DataLoader(data, size, sampler=DistributedSampler(data) if sampled else None)
     step = make_step(model.module if around_ddp else model, SGD(model.parameters()), None)
     step(*(part.to(my_device()) for part in next(iter(loader))))
-    return check_ranks(model, loader, data, BATCH)
+    return check_ranks(model, loader)
 
-LOOPS = {"right": real_step, "no sampler": partial(real_step, sampled=False), "model.module(x)": partial(real_step, around_ddp=True)}
+WRONG = {"no sampler": {"sampled": False}, "one process's loader": {"sampled": False, "size": BATCH}, "model.module(x)": {"around_ddp": True}}
+LOOPS = {"right": real_step, **{name: partial(real_step, **how) for name, how in WRONG.items()}}
 loops = pd.DataFrame(run(4, LOOPS)).T.rename_axis(columns=f"ranks of 4 ({Evidence.MEASURED})")
-assert loops.gt(0).to_numpy().tolist() == [[False, False], [False, True], [True, False]], "each test should tell its fault alone"
+assert loops.gt(0).to_numpy().tolist() == [[False, False], [False, True], [False, True], [True, False]], "each test should tell its fault alone"
 loops
 
 # %% [markdown]
@@ -522,9 +522,9 @@ pd.DataFrame(columns).rename_axis(columns=["planted", str(Evidence.MEASURED)])
 # | cause | it shows as | what helps |
 # |---|---|---|
 # | data loading | *loading* beside *computing* | more `num_workers` |
-# | a slow rank | *computing* differs between ranks | equal shares and hardware |
+# | a slow rank | one rank's *computing* stands out | equal shares and hardware |
 # | all-reduce | *DDP's part*, near a ring's time | larger shares, `no_sync`, a faster link |
-# | small shares | *computing* near *computing all 64* | larger shares |
+# | small shares | *computing* near *computing all 64* everywhere | larger shares |
 #
 # ## 6. The scenarios as asked
 #
@@ -596,7 +596,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # - **The same model.** One broadcast, then averaged gradients, where shares weigh the same and nothing looks
 #   across the batch.
 # - **Memory.** Only activations are divided; [lesson 09](../intermediate/09_sharding.ipynb) divides the states.
-# - **Bytes.** Each step sends every gradient, $4P$ bytes in fp32. A fast link hides that behind backward, a slow one does not.
+# - **Bytes.** Each step reduces every gradient, $4P$ bytes in fp32. A fast link hides that behind backward, a slower one less.
 #
 # **Test yourself.** Eight GPUs are only three times as fast as one. How do you find out why?
 #
@@ -698,7 +698,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 #             optimizer.step()  # clip before it, if you do: gradients are averaged by now
 #             optimizer.zero_grad()
 #         if epoch == first and number == accumulate:  # `check_ranks` of section 3: copy it here
-#             faults = check_ranks(model, loader, dataset, batch_size // accumulate)
+#             faults = check_ranks(model, loader)
 #             assert not any(faults.values()), f"ranks at fault: {faults}"
 #     if rank == 0:  # `module`: else DDP puts "module." before each name. Add your scheduler's and scaler's states
 #         torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "checkpoint.new")
