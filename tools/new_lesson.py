@@ -1,6 +1,6 @@
 """Makes the folder of a new lesson: `python tools/new_lesson.py 21 advanced "Title of it"`.
 
-It holds lesson.py, lab.py with one exercise, checks.py and mistakes.py, copied from `sources/_template/`. They
+It holds lesson.py, lab.py with one exercise, checks.py, mistakes.py and monday.py, copied from `sources/_template/`. They
 run as they are: write your own words and code over them. CONTRIBUTING.md says how to go on.
 """
 
