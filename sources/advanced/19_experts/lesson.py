@@ -47,6 +47,7 @@ from math import comb
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from utils.catalog import link
 from utils.fitting.model_configs import model_config
@@ -366,8 +367,7 @@ VECTORS = 6 * 48 * 4096 * 2048 * 2  # bytes: a vector of each of 4,096 tokens in
 weights, rows, once = EXPERTS * (2 + 2 + 4) * 7 / 8, 8 * 7 / 8 * VECTORS, reached(7, 16) * VECTORS  # an eighth stays here
 print(f"for its experts a rank sends {weights / 1e9:.0f} GB a step with FSDP alone (bf16 weights twice, fp32 gradients once)")
 for name, size in (("a row for each expert", rows), ("a vector once a rank", once)):
-    print(f"and {size / 1e9:.1f} GB with EP 8, {name} (predicted): {weights / size:.1f} times as many; your bet was {my_bet_times}")
-print(f"with 16,384 tokens {weights / rows / 4:.1f} and {weights / once / 4:.1f} times as many (predicted): rows grow with tokens")
+    print(f"and {size / 1e9:.1f} GB with EP 8, {name} (predicted): {weights / size:.1f} times as many, {weights / size / 4:.1f} with 16,384 tokens; your bet was {my_bet_times}")
 
 # %% [markdown]
 # But time decides. Our model adds computing and what is **exposed**, moved while nothing is computed. Weights overlap computing, or
@@ -497,8 +497,6 @@ for name, whose in (("all ranks' tokens", all_ranks), ("a rank's own tokens", St
 # experts of its own:
 
 # %%
-from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
-
 favourites = torch.arange(8).view(4, 2)  # layer 0 takes experts 0 and 1, layer 1 takes 2 and 3, ...
 logits = tuple((4.0 * F.one_hot(two, 8).sum(0)).repeat(100, 1).requires_grad_() for two in favourites)
 pooled = load_balancing_loss_func(logits, num_experts=8, top_k=2) / 2  # its shares sum to k, not to 1
