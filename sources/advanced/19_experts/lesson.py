@@ -533,7 +533,7 @@ def across_nodes(tokens, layout="EP 16, once a node", load=1.0, ndr=NDR, **case)
 print_across(across_nodes, COUNTS, SPEED, NDR, plain="EP 16, plain all-to-all")
 
 # %% [markdown]
-# **Read it. EP 16 with a dispatcher is to EP 8 as EP 8 is to FSDP alone**, at fewer tokens.
+# **Read it. EP 16 with a dispatcher is to EP 8 as EP 8 to FSDP alone, at fewer tokens.**
 #
 # ## Break it, diagnose it
 #
@@ -571,7 +571,7 @@ for (make, fault), losses in found.items():
 #
 # - If weights overlap computing: EP 8 with few tokens, FSDP alone with many (if its grouped matmuls run at half speed, EP 8 up to
 #   load 1.3). If computing waits for weights: EP 8, up to a load that falls with tokens. Across nodes, EP 16 with a dispatcher is to
-#   EP 8 as EP 8 is to FSDP alone.
+#   EP 8 as EP 8 to FSDP alone, at fewer tokens.
 # - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
 # - Balance each layer, over the whole batch.
 #
