@@ -18,7 +18,13 @@ from utils.lessons.lesson_19.figures_at_size import draw_loads, peak_parts
 from utils.lessons.lesson_19.layers import Mixture, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.mistakes import once
 from utils.lessons.lesson_19.published import STEP_TFLOPS, STEP_TOKENS
-from utils.lessons.lesson_19.tables import print_choice, print_loads, print_step
+from utils.lessons.lesson_19.tables import (
+    print_across,
+    print_choice,
+    print_loads,
+    print_seconds,
+    print_step,
+)
 from utils.lessons.lesson_19.training import Losses, one_thread, train
 from utils.ranks import run_ranks
 from utils.simulation.devices import simulated_device
@@ -267,11 +273,39 @@ def test_published_products_are_those_of_a_token_without_what_is_recomputed() ->
 
 
 def test_loads_that_no_run_has_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    print_loads(
-        "EP 8 is faster", (1024, 4096), {"hidden": [8.0, 0.99], "not": [7.94, 1.0]}, worst=8
-    )
+    loads = {(1024, True): 8.0, (4096, True): 0.99, (1024, False): 7.94, (4096, False): 1.0}
+
+    def load_of(tokens: int, overlap: bool, more: float = 0.0) -> float:
+        return loads[tokens, overlap] + more
+
+    print_loads("EP 8 is faster", load_of, (1024, 4096), {"a": {}, "b": {"more": 0.2}}, worst=8)
     said = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in said[3:]] == [["hidden", "always", "never"], ["not", "7.9", "1.0"]]  # fmt: skip
+    assert [line.split() for line in said[4:]] == [
+        ["a", "always", "never", "7.9", "1.0"],
+        ["b", "always", "1.2", "always", "1.2"],
+    ]
+
+
+def test_weights_that_overlap_are_exposed_where_computing_is_shorter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_seconds((1024, 4096), 380, rows=1e-4, weights=sum(at_size.step_parts(1024, 380)) + 0.1)
+    said = [line.split()[-2:] for line in capsys.readouterr().out.splitlines()]
+    assert said[-2] == ["0.10", "0.00"], "computing 4,096 tokens takes longer than these weights"
+    assert said[-1] == said[-3] and said[-4] == ["0.10", "0.41"]
+
+
+def test_two_nodes_change_one_assumption_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def load_of(tokens: int, overlap: bool, **case: float | str) -> float:
+        asked.append(case)
+        return 2.0
+
+    print_across(load_of, (1024,), 380, 48.0, plain="plain")
+    assert all(len(case) <= 1 for case in asked)
+    assert {"ndr": 24.0} in asked and {"ndr": 96.0} in asked and {"layout": "plain"} in asked
+    assert len(capsys.readouterr().out.splitlines()) == 4 + 7
 
 
 def test_a_predicted_step_stands_beside_the_published_one(
@@ -292,10 +326,11 @@ def test_the_choice_changes_one_assumption_at_a_time(capsys: pytest.CaptureFixtu
 
     print_choice(load_of, (1024, 4096), 6.0, 4.0, 380)
     for _, case in asked:
-        assert len(case.keys() - {"hidden"}) <= 1
-    assert (1024, {"rows": 3.0}) in asked and (4096, {"speed": 760}) in asked
+        assert len(case.keys() - {"overlap"}) <= 1
+    assert (1024, {"overlap": True, "rows": 3.0}) in asked
+    assert (4096, {"overlap": False, "speed": 760}) in asked
     last = capsys.readouterr().out.splitlines()[-2:]
-    assert [line.split()[-2:] for line in last] == [["64", "256"], ["214", "858"]], "3,350 GB/s"
+    assert [line.split()[-2:] for line in last] == [["64", "256"], ["197", "637"]], "3,350 GB/s"
 
 
 def test_a_step_in_parts_is_its_products_and_a_third_more() -> None:

@@ -53,7 +53,7 @@ def draw_loads(
         axes.set_ylabel("load of EP 8")
         axes.set_title(
             f"Qwen3-30B-A3B on 8 H100, bf16, {(around[0] * around[1]) ** 0.5:.0f} TFLOP/s, NVLink at {link_rate:.0f} GB/s, layers recomputed,\n"
-            "gradients summed in fp32, rows never hidden: where both take equally long",
+            "gradients summed in fp32, rows exposed in full: where both take equally long",
             fontsize=11,
         )
         figure.legend(loc="outside lower center", ncols=2, fontsize=10)

@@ -47,6 +47,7 @@ from math import comb
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from utils.catalog import link
 from utils.fitting.model_configs import model_config
@@ -57,7 +58,7 @@ from utils.lessons.lesson_19.figures_at_size import draw_crossing, draw_loads, d
 from utils.lessons.lesson_19.layers import Biased, Mixture, dense, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.published import LLAMA_3_TFLOPS, PARAMETERS, STEP_MICRO_BATCH
 from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes
-from utils.lessons.lesson_19.tables import print_choice, print_loads, print_step
+from utils.lessons.lesson_19.tables import print_across, print_choice, print_seconds, print_step
 from utils.lessons.lesson_19.training import held_out, rows_sent, train, train_on_text
 from utils.simulation.devices import simulated_device
 
@@ -90,12 +91,11 @@ print(f"Mixtral-8x7B, model states at 16 bytes a parameter: {16 * held:.0f} GB; 
       f"{held / used:.1f} times as many (predicted)")
 
 # %% [markdown]
-# **Read it.** A token is computed with the parameters at the circle, but for the input embedding, which is looked up.
+# **Read it.** A token is computed with the parameters at the circle (the input embedding is looked up).
 # [Model states](../00_glossary.ipynb) exist for all those at the square. **So Mixtral computes like a model of 13B, and has the
 # model states of one of 47B.**
 #
-# **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states have all ranks together, if nothing is
-# held twice?
+# **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states is that, if nothing is held twice?
 
 # %%
 states_gb = ...
@@ -105,7 +105,7 @@ check("19.states_gb", states_gb)
 #
 # ## 2. A router sends each token to its experts
 #
-# The router gives each token a probability for each expert (in DeepSeek-V3 a score). The token goes to the $k$ most probable
+# The router gives each token a probability for each expert. The token goes to the $k$ most probable
 # experts, the *top-k*. Their outputs are added, weighted by these probabilities, which are scaled to sum to 1. An expert is a feed-forward layer, here Llama's.
 
 # %%
@@ -155,7 +155,7 @@ def mixture(x, router, w_in, w_out, k, bias=0.0):
 
 
 # %% [markdown]
-# By definition, every expert computes every token, most with weight zero. Does dispatch give the same?
+# By definition, every expert computes every token, most with weight zero. Is dispatch the same?
 
 # %%
 RANKS, H = 4, 32  # ranks of section 3; numbers in a token's vector
@@ -184,8 +184,8 @@ for name, make in layers.items():
 print(f"FLOPs are counted, bytes measured; 2 k copies of 2,048 vectors of 256 numbers: {2 * 2 * 2048 * 256 * 4 / 2**20:.1f} MiB (predicted)")
 
 # %% [markdown]
-# **Read it.** **At equal arithmetic the mixture costs four times the model states.** It also keeps 8 MiB more for backward, the copies of
-# vectors. **At equal model states it saves arithmetic and activations.**
+# **Read it.** **At equal arithmetic the mixture costs four times the model states**, and 8 MiB of copies of vectors. **At equal model
+# states it saves arithmetic and activations.**
 #
 # ## 3. On several ranks, rows travel to their experts
 #
@@ -209,7 +209,7 @@ class Send(torch.autograd.Function):
 
 
 # %% [markdown]
-# A rank must know how many rows will come. So an all-gather first tells all ranks everyone's counts:
+# An all-gather first tells all ranks everyone's counts, and so how many rows will come:
 
 # %%
 def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
@@ -346,14 +346,14 @@ for count in (3, 4):
     print(f"EP 8, layers recomputed, {count} sequences of 4,096 tokens a rank: {peak:.1f} GiB (simulated)")
 
 # %% [markdown]
-# **Read it.** The upper bar passes the dashed line: one node cannot keep all activations of 4,096 tokens a rank. **With layers
-# recomputed they fit at any load**, since only one layer's rows are alive at a time, and with FSDP alone. A fourth
-# sequence does not: this loss makes all logits at once, in fp32. A [loss in chunks](../intermediate/05_checkpointing.ipynb) helps.
+# **Read it.** The upper bar passes the dashed line: one node cannot keep all activations. **With layers recomputed they fit at any
+# load**, since only one layer's rows are alive at a time. A fourth sequence needs a
+# [loss in chunks](../intermediate/05_checkpointing.ipynb).
 #
-# ### Rows or weights: by tokens, by what hides, by load
+# ### Rows or weights: by tokens, by overlap, by load
 #
-# FSDP alone gathers the experts twice a step and sums their gradients. EP moves rows, in six exchanges a layer where layers are
-# recomputed: by our layer one for each of a token's experts, by a *dispatcher* such as
+# FSDP alone gathers the experts twice a step and sums their gradients. EP moves rows, in six exchanges a layer: by our
+# layer one for each of a token's experts, by a *dispatcher* such as
 # [DeepEP](https://github.com/deepseek-ai/DeepEP) **once** to each rank that holds any of them. Your bet:
 
 # %%
@@ -367,11 +367,12 @@ VECTORS = 6 * 48 * 4096 * 2048 * 2  # bytes: a vector of each of 4,096 tokens in
 weights, rows, once = EXPERTS * (2 + 2 + 4) * 7 / 8, 8 * 7 / 8 * VECTORS, reached(7, 16) * VECTORS  # an eighth stays here
 print(f"for its experts a rank sends {weights / 1e9:.0f} GB a step with FSDP alone (bf16 weights twice, fp32 gradients once)")
 for name, size in (("a row for each expert", rows), ("a vector once a rank", once)):
-    print(f"and {size / 1e9:.1f} GB with EP 8, {name} (predicted): {weights / size:.1f} times as many; your bet was {my_bet_times}")
+    print(f"and {size / 1e9:.1f} GB with EP 8, {name} (predicted): {weights / size:.1f} times as many, {weights / size / 4:.1f} with 16,384 tokens; your bet was {my_bet_times}")
 
 # %% [markdown]
-# But time decides. Our model adds computing and what is not **hidden**, that is moved *while* the GPU computes. Weights can hide; for
-# rows a rank waits. How near is it to a published step of 16,384 tokens a rank? We assume 380 TFLOP/s, which
+# But time decides. Our model adds computing and what is **exposed**, moved while nothing is computed. Weights overlap computing, or
+# computing waits for them. Rows are exposed in full; [DeepSeek-V3](https://arxiv.org/abs/2412.19437) hides some behind a second
+# micro-batch, so the table also halves them. How near is a published step of 16,384 tokens a rank? We assume 380 TFLOP/s, which
 # Llama 3 405B reached over whole steps (published), then half and twice as much:
 
 # %%
@@ -384,34 +385,36 @@ one_rank = 7 / 8 * VECTORS / NVLINK / 4096  # a false router deals rows in turn,
 print_step({speed: rate(speed, one_rank) for speed in (SPEED / 2, SPEED, 2 * SPEED)}, evenly=rate(SPEED, ONCE))
 
 # %% [markdown]
-# **Read it.** 380 TFLOP/s describes that step, which sent few rows; FSDP alone was not published beside it. So the table doubts the
-# price of rows, and one thing more: **FSDP alone has an eighth of EP 8's rows for an expert**, and small matmuls are slow.
+# **Read it.** 380 TFLOP/s meets that step, which sent few rows: **one number met by one constant.** It tests neither the experts' part of
+# computing, nor the price of rows, nor FSDP alone. That has **an eighth of EP 8's rows for an expert**, and small matmuls are slow.
 #
 # Only EP pays for load. Up to which is EP 8 faster? In the picture, that is below a line:
 
 # %%
-def break_even(tokens, hidden=True, speed=SPEED, slower=1, rows=EP_8, weights=ALONE, theirs=0.0):
+def break_even(tokens, overlap=True, speed=SPEED, slower=1, rows=EP_8, weights=ALONE, theirs=0.0):
     """Up to this load, moving `rows` is faster than moving `weights` (and `theirs`), with experts `slower` times as slow."""
     rest, experts = step_parts(tokens, speed)  # seconds, with forward once more
     busy = rest + slower * experts + theirs * tokens
-    other = max(busy, weights) if hidden else busy + weights
-    return (other - rest) / (experts + rows * tokens)
+    exposed = max(0, weights - busy) if overlap else weights
+    return (busy + exposed - rest) / (experts + rows * tokens)
 
 
-print_choice(break_even, COUNTS := (1024, 4096, 16_384), EP_8, ONCE, SPEED)
+print_seconds(COUNTS := (1024, 4096, 16_384), SPEED, EP_8, ALONE)
+print_choice(break_even, COUNTS, EP_8, ONCE, SPEED)
 
 # %% jupyter={"source_hidden": true}
-lines = {"weights hidden": {}, "weights hidden, FSDP's experts at half speed": {"slower": 2}, "weights not hidden": {"hidden": False}}
+lines = {"weights overlap computing": {}, "the same, FSDP's experts at half speed": {"slower": 2}, "computing waits for weights": {"overlap": False}}
 show(draw_loads(break_even, lines, (SPEED / 2, 2 * SPEED), NVLINK / 1e9),
-     alt="Load at which both take equally long, by tokens: all lines fall; if weights hide below 1, at half speed to 1.3, if not to 1.2.")
+     alt="Load at which both take equally long, by tokens: all lines fall; if weights overlap below 1, at half speed to 1.3, if computing waits to 1.2.")
 
 # %% [markdown]
-# **Read it. If weights hide: EP 8 with few tokens, FSDP alone with many. If they do not: EP 8, up to a load that falls with
-# tokens.** At 4,096 tokens load and speed decide the first. With many, it hangs on FSDP's grouped matmuls: at half speed EP 8 stays
-# ahead up to load 1.3. Memory alone forces nearly that only with few tokens (last line).
+# **Read it. If weights overlap computing: EP 8 with few tokens, FSDP alone with many. If computing waits for weights: EP 8, up to a
+# load that falls with tokens.** At 4,096 tokens 0.22 s of overlapping weights stay exposed, and load and speed decide. With many, it
+# hangs on FSDP's grouped matmuls: at half speed EP 8 stays ahead up to load 1.3. Memory alone forces nearly that only with few tokens.
 #
-# **Do your weights hide?** In a [trace](11_links.ipynb), matmuls then run without a gap while experts' all-gathers do. If not, prefetch,
-# as in the last cell.
+# **Which case is yours?** In a [trace](11_links.ipynb) of FSDP alone, add up the seconds in which experts' weights or gradients travel
+# and nothing is computed. Compare them with the lines *exposed*, at your TFLOP/s. Near the upper, they overlap. Near the lower, computing
+# waits: prefetch, as in the last cell.
 #
 # What makes load large, and what lowers it?
 #
@@ -463,7 +466,7 @@ for way, found in trained.items():
 
 # %% [markdown]
 # **Read it.** Within ten steps nearly every token has one expert in common (left). Left alone, the busiest of four ranks ends at twice
-# the mean (right). **Both cures bring load down.** In each seed the loss moves by less than 0.05 nats, up or down: smaller effects would not show.
+# the mean (right). **Both cures bring load down.** In each seed the loss moves by less than 0.05 nats.
 #
 # **Over whose tokens?** A rank's own tokens may all be code, and rightly need the same experts. So
 # [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873):
@@ -494,8 +497,6 @@ for name, whose in (("all ranks' tokens", all_ranks), ("a rank's own tokens", St
 # experts of its own:
 
 # %%
-from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
-
 favourites = torch.arange(8).view(4, 2)  # layer 0 takes experts 0 and 1, layer 1 takes 2 and 3, ...
 logits = tuple((4.0 * F.one_hot(two, 8).sum(0)).repeat(100, 1).requires_grad_() for two in favourites)
 pooled = load_balancing_loss_func(logits, num_experts=8, top_k=2) / 2  # its shares sum to k, not to 1
@@ -506,18 +507,15 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
     assert (gradient < 1e-6) == (loss is pooled), "pooled shares are even, so nothing moves; a layer's own are not"
 
 # %% [markdown]
-# **Read it.** The layers' favourites cancel: the pooled loss sees even shares and moves nothing. **So balance each layer, over the whole
-# batch.**
+# **The pooled loss sees even shares and moves nothing. So balance each layer, over the whole batch.**
 #
 # Some implementations **drop** rows beyond an expert's **capacity** instead. Ours is *dropless*.
 #
 # ## 5. Across nodes: stay inside, or send each vector once
 #
-# Now two nodes of 8 H100. With EP 8 rows stay inside a node, and the weights and gradients of experts' replicas cross. With EP 16 rows
-# cross.
-#
-# A plain all-to-all sends a row for each of a token's experts over there, on average 4. A dispatcher sends the vector
-# once to each *node*, and a rank there passes it on. Compare what crosses, then up to which load EP 16 is faster:
+# Now two nodes of 8 H100. With EP 8 the weights and gradients of experts' replicas cross. With EP 16 rows cross: by a plain all-to-all
+# one for each of a token's experts over there, on average 4. A dispatcher sends the vector once to each *node*, and a rank there
+# passes it on. Compare what crosses, then up to which load EP 16 is faster:
 
 # %% jupyter={"source_hidden": true}
 half = EXPERTS / 16 * (2 + 2 + 4)  # a rank has half of its experts, and its replica the other half
@@ -527,15 +525,15 @@ show(draw_crossing({name: tuple(size / 1e9 for size in sizes) for name, sizes in
      alt="; ".join(f"{name}: {b / 1e9:.1f} GB of rows and {c / 1e9:.1f} of weights cross" for name, (_, b, c) in LAYOUTS.items()))
 
 # %%
-inside, across, _ = LAYOUTS["EP 16, once a node"]
-crossing = {"rows": max(inside / NVLINK, across / NDR) / 4096, "weights": half / NDR}  # both networks work at once: the slower counts
-print_loads("EP 16 is faster than EP 8, up to this many times EP 8's load (over the same tokens, at least once)", COUNTS, {
-    f"weights {said}hidden, EP 8 at load {load:g}": [break_even(n, not said, slower=load, theirs=load * ONCE, **crossing) / load
-                                                    for n in COUNTS] for said in ("", "not ") for load in (1, 1.5)}, worst=16)
+def across_nodes(tokens, layout="EP 16, once a node", load=1.0, ndr=NDR, **case):  # the load, over EP 8's
+    rows = max(LAYOUTS[layout][0] / NVLINK, LAYOUTS[layout][1] / ndr) / 4096  # both networks work at once: the slower counts
+    return break_even(tokens, rows=rows, weights=half / ndr, slower=load, theirs=load * ONCE, **case) / load
+
+
+print_across(across_nodes, COUNTS, SPEED, NDR, plain="EP 16, plain all-to-all")
 
 # %% [markdown]
-# **Read it. If weights hide: EP 16 with few tokens, EP 8 with many. If they do not: EP 16 with a dispatcher, up to a load that falls
-# with tokens.**
+# **Read it. EP 16 with a dispatcher is to EP 8 as EP 8 to FSDP alone, at fewer tokens.**
 #
 # ## Break it, diagnose it
 #
@@ -562,9 +560,8 @@ for (make, fault), losses in found.items():
     assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group or divisor is found by the tenth loss in fp64"
 
 # %% [markdown]
-# **Diagnose it.** First losses are right: no gradient is in them. A wrong group mixes in other experts' gradients, so their direction is
-# wrong. A wrong divisor doubles their size, which AdamW divides away and nearly hides. So compare experts' first gradient, in
-# size and direction, with one process's.
+# **Diagnose it.** First losses are right: no gradient is in them. A wrong group mixes in other experts' gradients and turns the
+# direction. A wrong divisor doubles the size, which AdamW nearly hides. So compare both, of experts' first gradient, with one process's.
 #
 # ## Recap
 #
@@ -572,16 +569,16 @@ for (make, fault), losses in found.items():
 #
 # **What does it cost?** Model states like those of 47B, copies of vectors, and on several ranks either weights or rows that travel.
 #
-# - If weights hide: EP 8 with few tokens, FSDP alone with many (if its grouped matmuls run at half speed, EP 8 up to load 1.3). If
-#   they do not: EP 8, up to a load that falls with tokens.
+# - If weights overlap computing: EP 8 with few tokens, FSDP alone with many (if its grouped matmuls run at half speed, EP 8 up to
+#   load 1.3). If computing waits for weights: EP 8, up to a load that falls with tokens. Across nodes, EP 16 with a dispatcher is to
+#   EP 8 as EP 8 to FSDP alone, at fewer tokens.
 # - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
 # - Balance each layer, over the whole batch.
 #
 # Do the [lab](../../labs/advanced/19_experts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/19_experts.ipynb).
 #
-# **References.** [GShard](https://arxiv.org/abs/2006.16668), [DeepSeek-V3](https://arxiv.org/abs/2412.19437),
-# [NeMo AutoModel](https://github.com/NVIDIA-NeMo/Automodel).
+# **References.** [GShard](https://arxiv.org/abs/2006.16668), [NeMo AutoModel](https://github.com/NVIDIA-NeMo/Automodel).
 
 # %% [markdown]
 # ## On Monday
