@@ -76,7 +76,9 @@ def test_the_model_answer_solves_every_seed(case: str, seed: int) -> None:
     assert verdict.status is Status.CORRECT, verdict
 
 
-@pytest.mark.parametrize("name", marked(n for n in EXERCISES if n.partition(".")[0] in WITH_MISTAKES))
+@pytest.mark.parametrize(
+    "name", marked(n for n in EXERCISES if n.partition(".")[0] in WITH_MISTAKES)
+)
 def test_the_solution_is_right_and_reaches_its_par(name: str) -> None:
     verdict = verdict_on(name, solution(name))
     assert verdict.status is Status.CORRECT, verdict
