@@ -104,8 +104,8 @@ def test_files_elsewhere_are_not_read(tmp_path: Path) -> None:
     [
         Runs(eval, "1"),
         Runs(getattr, "a", "upper"),
-        Runs(getattr, torch.Size, "mro"),
-        Runs(getattr, MEMORY_FORMATS, "mro"),
+        Metadata({}, Runs(getattr, torch.Size, "mro"), {}),
+        Metadata({}, Runs(getattr, MEMORY_FORMATS, "mro"), {}),
         Runs(torch.load, "x"),
         os.system,
         Path,
