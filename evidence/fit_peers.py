@@ -15,7 +15,7 @@ from accelerate.commands.estimate import estimate_training_usage
 
 from evidence.recorded import RecordedFit, recorded_fine_tunes
 from evidence.validation.peers import PeerError, error_of
-from utils.fitting import Recipe, program
+from utils.fitting import Recipe, training_program
 from utils.fitting.model_configs import auto_class, model_config
 
 WEIGHT_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
@@ -32,7 +32,7 @@ def sizes(row: RecordedFit) -> tuple[int, int]:
         count = sum(parameter.numel() for parameter in model.parameters())
         if not recipe.is_frozen:
             return count, count
-        model = program.add_adapters(model, recipe.rank, recipe.targets)
+        model = training_program.add_adapters(model, recipe.rank, recipe.targets)
     return count, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

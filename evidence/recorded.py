@@ -23,8 +23,8 @@ from evidence.validation.report import print_summaries
 from utils.catalog import model_shape
 from utils.fitting import Recipe
 from utils.fitting.model_configs import auto_class, model_config
+from utils.fitting.recipe_simulation import simulated_step
 from utils.fitting.seconds import predicted_seconds
-from utils.fitting.simulated import simulated_step
 from utils.memory import Measurement
 from utils.models import llama_config
 from utils.models.finetune import build_finetune, finetune_step

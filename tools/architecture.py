@@ -29,7 +29,7 @@ FLOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         STEP,
         (
             "utils.techniques.checkpointing",
-            "utils.simulation.simulate",
+            "utils.simulation.simulator",
             "utils.memory.source",
             "utils.memory.meter",
             "utils.memory.timeline",
@@ -40,8 +40,8 @@ FLOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         PLAN,
         (
             "utils.catalog.models",
-            "utils.planner.estimate",
-            "utils.planner.search",
+            "utils.planner.plan_estimate",
+            "utils.planner.plan_search",
             "utils.views.plan_figures",
         ),
     ),

@@ -20,9 +20,9 @@ _OF_A_LESSON = re.compile(r"utils\.labs\.(?P<what>\w+)_(?P<number>\d\d)(?P<rest>
 _LESSON = "utils.lessons.lesson_"
 _RENAMED = {"lab": "checks", "ranks": "workers", "slurm": "job"}
 _PLANNER = {  # modules of the planner by the folder that they lie in today
-    "memory": "host peak_moments stage_memory states",
-    "search": "bounds choice compare space",
-    "step_time": "adapter_time block_time collectives expert_time kernels pass_seconds step_end",
+    "plan_search": "bounds choice compare space",
+    "stage_bytes": "host peak_moments stage_memory states",
+    "step_seconds": "adapter_time block_time collectives expert_time kernels pass_seconds step_end",
 }
 # Modules and packages; what lies in a package moved with it.
 _OTHERS = {
@@ -50,7 +50,7 @@ _OTHERS = {
     f"{_LESSON}16.records.survive_script": f"{_LESSON}16a.records.survive_script",
     f"{_LESSON}16.recovery": "utils.ranks.recovery",
     f"{_LESSON}16.watching": f"{_LESSON}16a.watching",
-    "utils.memory.elsewhere": "utils.memory.kept_outside",
+    "utils.memory.elsewhere": "utils.memory.keeps_elsewhere",
     "utils.memory.mistakes": "utils.memory.arguments",
     "utils.memory.peak": f"{_LESSON}07.peak",
     "utils.memory.saved": f"{_LESSON}13.saved",
@@ -68,9 +68,9 @@ _OTHERS = {
     "utils.planner.decision": f"{_LESSON}17.decision",
     "utils.planner.failure_logs": f"{_LESSON}16.failure_logs",
     "utils.planner.inference": f"{_LESSON}08.inference",
-    "utils.planner.moments": "utils.planner.memory.peak_moments",
+    "utils.planner.moments": "utils.planner.stage_bytes.peak_moments",
     "utils.planner.offers": f"{_LESSON}17.offers",
-    "utils.planner.parts": "utils.planner.step_time.pass_seconds",
+    "utils.planner.parts": "utils.planner.step_seconds.pass_seconds",
     "utils.planner.placement": f"{_LESSON}14.placement",
     "utils.planner.review": f"{_LESSON}15.review",
     "utils.planner.saved": "utils.planner.saved_tensors",
@@ -208,10 +208,10 @@ _NAMES = {
     "utils.parallel.shard": "utils.parallel reduce_late=reduce_on_last_micro_batch shard_states=apply_fsdp",
     "utils.parallel.tensor": "utils.parallel split_tensors=apply_tp",
     "utils.parallel.train": "utils.parallel clip=clip_grad_norm",
-    "utils.planner.search": "utils.planner Plans=SearchResult Space=SearchSpace",
+    "utils.planner.plan_search": "utils.planner Plans=SearchResult Space=SearchSpace",
     "utils.ranks.elastic": "utils.ranks Patience run_elastic",
     "utils.ranks.recovery": "utils.ranks ElasticRun Fault Recovery",
-    "utils.techniques.flight_recorder": "utils.techniques FlightRecorder=NumericsRecorder",
+    "utils.techniques.numerics_recorder": "utils.techniques FlightRecorder=NumericsRecorder",
     "utils.techniques.precision": "utils.techniques computes=has_native_dtype low_precision=choose_autocast_dtype",
 }
 _HOME = {

@@ -14,7 +14,7 @@ from torch import nn
 from evidence.record.experiment import Experiment, Stage, Trial
 from evidence.record.store import Row
 from utils.data import Cifar10, cifar10
-from utils.models.resnet import resnet
+from utils.models.resnets import resnet
 from utils.techniques.precision import MixedStep, Precision, offered, tf32
 
 DEPTH = 50

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from evidence.record.store import Row
 from utils.memory import Measurement, OverBudgetError
-from utils.memory.budget import is_out_of_memory
+from utils.memory.budgets import is_out_of_memory
 from utils.shims.torch_ import clear_cublas_workspaces
 from utils.units import parse_bytes
 

@@ -13,8 +13,8 @@ from torch import nn
 from evidence.record.experiment import Experiment, Stage, Trial, free_memory, measured_row
 from evidence.record.store import Row
 from utils.memory import Budget, Measurement, budget, measure
-from utils.memory.budget import is_out_of_memory
-from utils.models.resnet import resnet
+from utils.memory.budgets import is_out_of_memory
+from utils.models.resnets import resnet
 from utils.techniques.precision import Precision, offered, tf32
 
 CAP = "16GB"

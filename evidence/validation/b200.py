@@ -11,7 +11,7 @@ from evidence.validation.tables import table, whole
 from utils.catalog import ModelShape, model_shape
 from utils.planner import Batch, Cluster, Plan, framework, memory, worst
 from utils.planner.flops import model_flops
-from utils.planner.step_time import step_time
+from utils.planner.step_seconds import step_time
 from utils.units import GIB
 
 MODELS = {"llama3-70b": "llama-3-70b", "llama3-405b": "llama-3.1-405b"}

@@ -11,7 +11,7 @@ from evidence.validation.tables import table, whole
 from utils.catalog import ModelShape, model_shape
 from utils.planner import Batch, Cluster, Plan, memory, worst
 from utils.planner.flops import model_flops
-from utils.planner.step_time import step_time
+from utils.planner.step_seconds import step_time
 from utils.units import GB
 
 SOURCE = "Megatron-Bridge, Llama in fp8"

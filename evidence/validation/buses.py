@@ -10,7 +10,7 @@ from evidence.validation.comparison import Comparison
 from evidence.validation.tables import table, whole
 from utils.catalog import SUSTAINED
 from utils.planner import Cluster, calibration
-from utils.planner.step_time.collectives import Group, all_reduce_seconds
+from utils.planner.step_seconds.collectives import Group, all_reduce_seconds
 from utils.units import GB
 
 SETUPS = {

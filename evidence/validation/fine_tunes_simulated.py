@@ -18,7 +18,7 @@ from evidence.validation.eager import QWEN
 from evidence.validation.simulation_published import LLAMA_32_3B, LLAMA_PARAMETERS, PEFT_DEVICE
 from evidence.validation.tables import table, whole
 from utils.fitting import Recipe
-from utils.fitting.simulated import simulated_step
+from utils.fitting.recipe_simulation import simulated_step
 from utils.memory import Measurement
 from utils.simulation.devices import CONTEXT_BYTES
 from utils.units import GB

@@ -10,7 +10,7 @@ from utils.catalog import ModelShape
 from utils.planner import Batch, Cluster, Plan, memory, worst
 from utils.planner.flops import model_flops
 from utils.planner.frameworks import framework
-from utils.planner.step_time import step_time
+from utils.planner.step_seconds import step_time
 from utils.units import GB
 
 # llm-foundry's scripts/train/yamls/pretrain: layers, width, heads; vocabulary 50,368.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from evidence.validation.comparison import Comparison
 from evidence.validation.tables import table, whole
 from utils.planner.offload import CHECKPOINTED_FLOPS, SCHEMES, step_seconds
-from utils.planner.step_time.step_end import ADAM_BYTES, HOST_ADAM_SECONDS
+from utils.planner.step_seconds.step_end import ADAM_BYTES, HOST_ADAM_SECONDS
 from utils.units import GB
 
 # One V100 without offload sustains 39 TFLOP/s (Shoeybi et al. 2019, arXiv:1909.08053, abstract).

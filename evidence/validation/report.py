@@ -23,7 +23,7 @@ from evidence.validation import (
     ultrascale,
 )
 from evidence.validation.comparison import Comparison, Summary, summarize
-from utils.catalog.rules import one_of
+from utils.rules import one_of
 
 SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "korthikanti-memory": states.korthikanti_comparisons,

@@ -12,7 +12,7 @@ from evidence.validation.tables import table, whole
 from utils.catalog import ModelShape, model_shape
 from utils.planner import Batch, Cluster, Plan, framework
 from utils.planner.flops import model_flops
-from utils.planner.step_time import step_time
+from utils.planner.step_seconds import step_time
 from utils.units import GB
 
 # InternLM-7B is Llama's shape with the vocabulary of its tokenizer (configs/7B_sft.py).

@@ -9,7 +9,7 @@ from evidence.validation.tables import table
 from utils.catalog import model_shape
 from utils.planner import Batch, Plan, memory
 from utils.planner.frameworks import framework
-from utils.planner.memory.states import state_bytes
+from utils.planner.stage_bytes.states import state_bytes
 from utils.units import GB, GIB, Category
 
 PARAMETERS = {"7.5B": 7.5e9, "128B": 128e9, "1T": 1e12}

@@ -9,8 +9,8 @@ from evidence.validation.tables import table, whole
 from utils.catalog import ModelShape, device, model_shape
 from utils.planner import Batch, Cluster, Plan, framework
 from utils.planner.flops import model_flops
-from utils.planner.step_time import step_time
-from utils.planner.step_time.block_time import block_time
+from utils.planner.step_seconds import step_time
+from utils.planner.step_seconds.block_time import block_time
 from utils.units import GB, MIB
 
 # The table's head: HBM2e of 96 GB and 2.4 TB/s, 500 W in place of 700, and 400 Gb/s a GPU. Below

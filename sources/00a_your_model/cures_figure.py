@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.fitting.answer import ranked
-from utils.fitting.fitted import Fit
+from utils.fitting.answer_table import ranked
+from utils.fitting.model_fit import Fit
 from utils.fitting.verdict import MARGIN, FitVerdict
 from utils.units import GIB, Category
 from utils.views.style import LOOKS, course_style, print_evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from utils.catalog import ModelShape
-from utils.fitting.fitted import Fit
+from utils.fitting.model_fit import Fit
 from utils.fitting.seconds import shape_of
 
 

@@ -33,7 +33,7 @@ from torch import nn
 from utils import draw_breakdown, explore, fit, fit_model, format_bytes, show
 from utils.catalog.devices import DEVICES, device
 from utils.fitting import Recipe, auto_class, mixed_precision, model_config, model_names, script
-from utils.fitting.answer import lesser, not_tried, ranked, rows
+from utils.fitting.answer_table import lesser, not_tried, ranked, rows
 from utils.fitting.recipe import METHODS
 from utils.fitting.verdict import MARGIN
 from utils.lessons.lesson_00a.cures_figure import draw_cures

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from evidence.recorded import CARD, recorded_fine_tunes
-from utils.catalog.rules import one_of
 from utils.checked import check_public
 from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
+from utils.rules import one_of
 from utils.units import GIB
 
 MODEL = "Qwen/Qwen2.5-7B"

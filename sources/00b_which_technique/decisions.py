@@ -18,7 +18,7 @@ from utils.checked import check_public
 from utils.fitting import FitVerdict, Recipe, Trials, mixed_precision, model_config
 from utils.fitting.seconds import predicted_seconds
 from utils.fitting.trials import NOT_TRIED
-from utils.fitting.tried import Cure
+from utils.fitting.tried_cures import Cure
 from utils.fitting.verdict import MARGIN, usable_bytes
 from utils.simulation.cublas import workspace_bytes
 from utils.simulation.devices import simulated_device

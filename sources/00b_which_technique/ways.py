@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from utils.checked import check_public
 from utils.fitting.cures import PACKED, candidates
 from utils.fitting.seconds import predicted_seconds
-from utils.fitting.tried import Cure
+from utils.fitting.tried_cures import Cure
 from utils.fitting.verdict import MARGIN
 from utils.units import Category
 

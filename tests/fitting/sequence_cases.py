@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 import transformers as hf
 
-from utils.fitting import Recipe, building, program, sequence_program
-from utils.fitting.building import DTYPES
+from utils.fitting import Recipe, recipe_step, sequence_program, training_program
 from utils.fitting.inputs import micro_batch
+from utils.fitting.recipe_step import DTYPES
 from utils.memory import measure
 from utils.memory.source import CountingSource
 
@@ -67,28 +67,28 @@ def made(config: Any, recipe: Recipe, fault: Fault | None = None) -> tuple[Any, 
     model = model.to(DTYPES[recipe.weights])
     shares, cards = recipe.sequence_cards > 1, recipe.sequence_cards
     if recipe.checkpointing:
-        program.checkpoint_blocks(model, recipe.checkpointing)
+        training_program.checkpoint_blocks(model, recipe.checkpointing)
     if recipe.loss == "chunked":
-        (sequence_program.chunk_own_loss if shares else program.chunk_loss)(model)
+        (sequence_program.chunk_own_loss if shares else training_program.chunk_loss)(model)
     if shares:
         sequence_program.share_heads(model, cards)
     if recipe.is_frozen:
         torch.manual_seed(2)
-        model = program.add_adapters(model, recipe.rank, recipe.targets)
+        model = training_program.add_adapters(model, recipe.rank, recipe.targets)
         for name, weight in model.named_parameters():
             if "lora_B" in name:  # zeros give the others no gradient
                 torch.nn.init.normal_(weight, std=0.1)
     gathered = DTYPES[recipe.autocast] if recipe.autocast else None
     if recipe.cards > 1:
-        program.shard(model, gathered, recipe.offload_states)
+        training_program.shard(model, gathered, recipe.offload_states)
     if fault:
         forward = model.forward
         model.forward = lambda **given: forward(**fault(given))
     if shares:
         sequence_program.share_tokens(model, cards)
     if gathered:
-        program.autocast_forward(model, "cpu", gathered)
-    return model.train(), program.make_optimizer(
+        training_program.autocast_forward(model, "cpu", gathered)
+    return model.train(), training_program.make_optimizer(
         recipe.optimizer, model.parameters(), RATES[recipe.precision]
     )
 
@@ -153,7 +153,7 @@ def apart(cases: Mapping[str, Case]) -> dict[str, Apart]:
 def run_step(config: Any, recipe: Recipe) -> Callable[[Any, Any], None]:
     """The step that is metered on ranks and simulated, on a CPU."""
     batch = functools.partial(micro_batch, config, recipe, "cpu")
-    return lambda model, optimizer: building.step(model, optimizer, batch(), recipe)
+    return lambda model, optimizer: recipe_step.step(model, optimizer, batch(), recipe)
 
 
 def metered(recipes: Mapping[str, Recipe], config: Any) -> dict[str, int]:
@@ -161,7 +161,7 @@ def metered(recipes: Mapping[str, Recipe], config: Any) -> dict[str, int]:
     torch.set_num_threads(1)
     found = {}
     for name, recipe in recipes.items():
-        model, optimizer = building.build(hf.AutoModelForCausalLM, config, recipe)
+        model, optimizer = recipe_step.build(hf.AutoModelForCausalLM, config, recipe)
         step = functools.partial(run_step(config, recipe), model, optimizer)
         found[name] = measure(
             step, model=model, optimizer=optimizer, timed_steps=0, source=CountingSource()

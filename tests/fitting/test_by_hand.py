@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 
-from utils.fitting import Recipe, Trials, building, model_config
+from utils.fitting import Recipe, Trials, model_config, recipe_step
 from utils.fitting.inputs import micro_batch
 from utils.simulation import simulate
 
@@ -145,13 +145,13 @@ def test_a_recipe_takes_what_the_program_written_by_hand_takes(name: str, tiny: 
     ],
 )
 def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path) -> None:
-    recipe, config = BASE.but(**changes), building.shallower(model_config(tiny), 17)
-    short = building.depths(config, recipe)
+    recipe, config = BASE.but(**changes), recipe_step.shallower(model_config(tiny), 17)
+    short = recipe_step.depths(config, recipe)
     assert short.small is not None, "17 layers are to be extended from three shallow models"
     found = Trials("tiny", config, CARD).verdict(recipe).peak_bytes
     whole = simulate(
-        lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
-        lambda model, optimizer: building.step(
+        lambda: recipe_step.build(hf.AutoModelForCausalLM, config, recipe),
+        lambda model, optimizer: recipe_step.step(
             model, optimizer, micro_batch(config, recipe), recipe
         ),
         device=CARD,
@@ -166,12 +166,14 @@ def test_an_encoder_and_its_decoder_are_extended_together() -> None:
         max_source_positions=32, max_target_positions=32, pad_token_id=0, decoder_start_token_id=1,
     )  # fmt: skip
     recipe = BASE.but(method="full", tokens=32)
-    assert building.depths(config, recipe.but(checkpointing=2)).small is None, "1, 3 and 5 are more"
+    assert recipe_step.depths(config, recipe.but(checkpointing=2)).small is None, (
+        "1, 3 and 5 are more"
+    )
     found = Trials("whisper", config, CARD).verdict(recipe)
     assert "Extended from 1, 2 and 3 layers to 7" in " ".join(found.notes)
     whole = simulate(
-        lambda: building.build(hf.AutoModelForSpeechSeq2Seq, config, recipe),
-        lambda model, optimizer: building.step(
+        lambda: recipe_step.build(hf.AutoModelForSpeechSeq2Seq, config, recipe),
+        lambda model, optimizer: recipe_step.step(
             model, optimizer, micro_batch(config, recipe), recipe
         ),
         device=CARD,

@@ -13,19 +13,19 @@ from utils.fitting import (
     Fit,
     Recipe,
     Trials,
-    building,
     cure_sets,
     fit_model,
-    fitted,
     model_config,
+    model_fit,
+    recipe_step,
 )
 from utils.fitting import (
     trials as simulated,
 )
-from utils.fitting.answer import lesser, ranked, rows, small
+from utils.fitting.answer_table import lesser, ranked, rows, small
 from utils.fitting.cures import candidates, checkpointing_of
 from utils.fitting.sharing import not_simulated
-from utils.fitting.tried import added
+from utils.fitting.tried_cures import added
 from utils.fitting.verdict import MARGIN
 from utils.memory.measurement import Measurement
 from utils.simulation import SimulationError
@@ -120,7 +120,7 @@ def test_shorter_texts_are_tried_until_one_fits(
     trials = Trials("tiny", model_config(tiny), CARD)
     room = int(1.2 * trials.verdict(recipe.but(tokens=512)).needed_bytes)
     monkeypatch.setattr(simulated, "usable_bytes", lambda card: room)
-    found = list(fitted._shorter(Trials("tiny", model_config(tiny), CARD), recipe))
+    found = list(model_fit._shorter(Trials("tiny", model_config(tiny), CARD), recipe))
     assert found and found[-1].verdict.word == "yes"
     assert all(tried.verdict.word != "yes" for tried in found[:-1])
     assert found[0].name == "1,024 tokens in place of 2,048"
@@ -147,7 +147,7 @@ def test_no_more_blocks_are_recomputed_than_leave_a_margin(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = BASE.but(tokens=256, micro_batch=8)
-    config = building.shallower(model_config(tiny), 29)  # one more than whole threes and fours
+    config = recipe_step.shallower(model_config(tiny), 29)  # one more than whole threes and fours
     ways = [(0, 0), *cure_sets.FEWER, (1, 0)]
     trials = Trials("tiny", config, CARD)
     needs = {

@@ -9,7 +9,7 @@ import pytest
 
 from utils.catalog import ModelShape
 from utils.fitting import Recipe, Trials, fit_model, model_config
-from utils.fitting.fitted import Fit
+from utils.fitting.model_fit import Fit
 from utils.fitting.seconds import shape_of
 from utils.lessons.lesson_00a.handover import studio_line, written
 

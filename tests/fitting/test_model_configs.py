@@ -12,9 +12,9 @@ import pytest
 import transformers
 from config_cases import count, written
 
+from utils.catalog.hub_models import config_file
 from utils.fitting.config_files import OWN_KEYS
 from utils.fitting.model_configs import (
-    SHIPPED,
     ModelConfigError,
     auto_class,
     model_config,
@@ -29,7 +29,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shipped(name: str) -> dict[str, Any]:
-    return json.loads((SHIPPED / f"{name.replace('/', '--')}.json").read_text(encoding="utf-8"))
+    return json.loads(config_file(name).read_text(encoding="utf-8"))
 
 
 def test_every_shipped_file_says_where_it_was_read() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 
-from utils.fitting import program
+from utils.fitting import training_program
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # other libraries' own
 STEPS, ROWS, LENGTH, RATE = 3, 4, 32, 1e-2
@@ -50,10 +50,10 @@ def losses_of(
 ) -> list[float]:
     model = model_of(tiny)
     change(model)
-    optimize = optimizer and program.make_optimizer(optimizer, model.parameters(), RATE)
+    optimize = optimizer and training_program.make_optimizer(optimizer, model.parameters(), RATE)
     return [
         float(
-            program.train_step(
+            training_program.train_step(
                 model,
                 optimize or None,
                 [{"input_ids": part, "labels": part} for part in tokens.chunk(pieces)],
@@ -68,12 +68,16 @@ PARTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "PyTorch's own AdamW": {"optimizer": "adamw-foreach"},
     "two micro-batches": {"pieces": 2},
-    "all blocks checkpointed": {"change": lambda model: program.checkpoint_blocks(model, 1)},
-    "each second block checkpointed": {"change": lambda model: program.checkpoint_blocks(model, 2)},
-    "chunked loss": {"change": program.chunk_loss},
-    "activations on the host": {"context": program.on_the_host},
+    "all blocks checkpointed": {
+        "change": lambda model: training_program.checkpoint_blocks(model, 1)
+    },
+    "each second block checkpointed": {
+        "change": lambda model: training_program.checkpoint_blocks(model, 2)
+    },
+    "chunked loss": {"change": training_program.chunk_loss},
+    "activations on the host": {"context": training_program.on_the_host},
     "step in backward": {
-        "change": lambda model: program.step_in_backward(model, "adamw", RATE),
+        "change": lambda model: training_program.step_in_backward(model, "adamw", RATE),
         "optimizer": "",
     },
 }
@@ -89,24 +93,24 @@ def test_those_blocks_alone_are_checkpointed(
     every: int, spared: int, first: str, tiny: Path
 ) -> None:
     model = model_of(tiny)
-    program.checkpoint_blocks(model, every, spared)
+    training_program.checkpoint_blocks(model, every, spared)
     flags = ["NY"[layer.gradient_checkpointing] for layer in model.model.layers]
     assert "".join(flags[:6]) == first
 
 
 def test_a_step_in_backward_leaves_no_gradient(tiny: Path) -> None:
     model = model_of(tiny)
-    program.step_in_backward(model, "sgd", RATE)
+    training_program.step_in_backward(model, "sgd", RATE)
     before = model.lm_head.weight.detach().clone()
     tokens = texts()[0]
-    program.train_step(model, None, [{"input_ids": tokens, "labels": tokens}])
+    training_program.train_step(model, None, [{"input_ids": tokens, "labels": tokens}])
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not torch.equal(before, model.lm_head.weight)
 
 
 def test_adapters_alone_are_trained_and_begin_where_the_model_stands(tiny: Path) -> None:
     model = model_of(tiny)
-    adapted = program.add_adapters(model, 4, ["q_proj", "v_proj"])
+    adapted = training_program.add_adapters(model, 4, ["q_proj", "v_proj"])
     trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     tokens = texts()[0]
@@ -116,7 +120,7 @@ def test_adapters_alone_are_trained_and_begin_where_the_model_stands(tiny: Path)
 
 def test_outputs_under_autocast_are_fp32(tiny: Path) -> None:
     model, tokens = model_of(tiny), texts()[0]
-    program.autocast_forward(model, "cpu", torch.bfloat16)
+    training_program.autocast_forward(model, "cpu", torch.bfloat16)
     out = model(input_ids=tokens, labels=tokens)
     assert out.logits.dtype is torch.float32
     assert out.loss.item() == pytest.approx(plain_losses(tiny)[0], rel=1e-2)

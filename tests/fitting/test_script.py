@@ -16,10 +16,10 @@ import pytest
 import torch
 import transformers as hf
 
-from utils.fitting import Recipe, Trials, building, model_config, program, script
+from utils.fitting import Recipe, Trials, model_config, recipe_step, script, training_program
 from utils.fitting.__main__ import DOES_NOT_FIT, FITS, NOT_UNDERSTOOD, main
-from utils.fitting.script import FLOORS, launch_line, requirements
-from utils.fitting.script_run import report, steps_of, tokens_of
+from utils.fitting.train_script import FLOORS, launch_line, requirements
+from utils.fitting.train_script_run import report, steps_of, tokens_of
 from utils.ranks.torchrun import run_torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
@@ -74,18 +74,18 @@ def losses_here(recipe: Recipe, tiny: Path, ranks: int = 1) -> list[float]:
             bnb_4bit_compute_dtype=torch.bfloat16,
         )  # fmt: skip
     model: Any = hf.AutoModelForCausalLM.from_pretrained(
-        tiny, dtype=building.DTYPES[recipe.weights], device_map={"": "cpu"}, **packing
+        tiny, dtype=recipe_step.DTYPES[recipe.weights], device_map={"": "cpu"}, **packing
     )
     if recipe.is_frozen:
-        model = program.add_adapters(model, recipe.rank, recipe.targets)
+        model = training_program.add_adapters(model, recipe.rank, recipe.targets)
     if recipe.autocast:
-        program.autocast_forward(model, "cpu", building.DTYPES[recipe.autocast])
-    optimizer = program.make_optimizer(recipe.optimizer, model.train().parameters(), 1e-4)
+        training_program.autocast_forward(model, "cpu", recipe_step.DTYPES[recipe.autocast])
+    optimizer = training_program.make_optimizer(recipe.optimizer, model.train().parameters(), 1e-4)
     rows = steps_of(
         str(tiny / "texts.txt"), str(tiny), "cpu",
         recipe.tokens, recipe.micro_batch, recipe.accumulation * ranks,
     )  # fmt: skip
-    return [float(program.train_step(model, optimizer, next(rows))) for _ in range(STEPS)]
+    return [float(training_program.train_step(model, optimizer, next(rows))) for _ in range(STEPS)]
 
 
 @pytest.mark.parametrize(

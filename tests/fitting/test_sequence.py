@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from sequence_cases import CONFIGS, LENGTH, Apart, Case, config_of, on_a_rank, run_step
 
-from utils.fitting import Recipe, Trials, building, cure_sets, fitted, model_config
+from utils.fitting import Recipe, Trials, cure_sets, model_config, model_fit, recipe_step
 from utils.fitting import seconds as predicted
 from utils.fitting import trials as simulated
 from utils.fitting.cures import candidates, checkpointing_of
@@ -20,7 +20,7 @@ from utils.fitting.sequence_program import share_heads
 from utils.fitting.sequence_rules import PROVED, most_cards
 from utils.fitting.sharing import not_simulated
 from utils.planner import Cluster
-from utils.planner.step_time.collectives import Group, all_to_all_seconds
+from utils.planner.step_seconds.collectives import Group, all_to_all_seconds
 from utils.ranks import run_ranks
 from utils.simulation import simulate
 
@@ -102,7 +102,7 @@ def test_the_simulated_rank_takes_what_a_real_one_takes(ranks: int) -> None:
     config = wider()
     for name, recipe in metered_recipes(ranks).items():
         found = simulate(
-            lambda recipe=recipe: building.build(hf.AutoModelForCausalLM, config, recipe),
+            lambda recipe=recipe: recipe_step.build(hf.AutoModelForCausalLM, config, recipe),
             run_step(config, recipe),
             device="cpu",
             world=ranks,
@@ -166,7 +166,7 @@ def test_what_is_sent_is_what_seconds_are_predicted_of(changes: dict[str, Any]) 
     config = config_of("qwen2", num_key_value_heads=changes.get("num_key_value_heads", 4))
     recipe = METERED.but(cards=2, sequence_cards=2, checkpointing=changes.get("checkpointing", 0))
     found = simulate(
-        lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
+        lambda: recipe_step.build(hf.AutoModelForCausalLM, config, recipe),
         run_step(config, recipe),
         device="cpu",
         world=2,
@@ -228,4 +228,4 @@ def test_the_cure_takes_the_most_cards_that_divide_and_counts_the_seconds_of_all
     states, texts = (small.tried(recipe, [c]) for c in cures)
     asked, after = small.verdict(recipe).seconds, texts.verdict.seconds
     assert asked and after and texts.added_seconds == pytest.approx(2 * after[1] - asked[1])
-    assert not fitted._gains(texts, [states, texts]), "a short text saves next to nothing"
+    assert not model_fit._gains(texts, [states, texts]), "a short text saves next to nothing"

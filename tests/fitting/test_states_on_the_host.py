@@ -11,11 +11,11 @@ import transformers as hf
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from utils.catalog import device
-from utils.fitting import Recipe, Trials, building, model_config
+from utils.fitting import Recipe, Trials, model_config, recipe_step
 from utils.fitting.cures import candidates
 from utils.fitting.inputs import micro_batch
 from utils.memory.measurement import Measurement
-from utils.planner.step_time.collectives import bandwidth_in_training
+from utils.planner.step_seconds.collectives import bandwidth_in_training
 from utils.simulation import simulate
 from utils.units import Category
 
@@ -48,7 +48,7 @@ def by_hand(config: Any, cards: int) -> Measurement:
 
 @pytest.mark.parametrize("cards", [1, 2])
 def test_the_cure_takes_what_its_line_takes(cards: int, tiny: Path) -> None:
-    config = building.shallower(model_config(tiny), 4)  # run whole
+    config = recipe_step.shallower(model_config(tiny), 4)  # run whole
     with torch.device("meta"):
         parameters = list(hf.AutoModelForCausalLM.from_config(config).parameters())
     count, tensors = sum(p.numel() for p in parameters), len(parameters)
@@ -93,13 +93,13 @@ def test_it_is_not_tried_where_it_cannot_be(changes: dict[str, Any], tiny: Path)
 
 
 def test_the_extended_step_is_the_whole_one(tiny: Path) -> None:
-    config = building.shallower(model_config(tiny), 17)
+    config = recipe_step.shallower(model_config(tiny), 17)
     recipe = BASE.but(cards=2, method="lora", offload_states=True)
     found = Trials("tiny", config, CARD).verdict(recipe)
     assert "Extended from 4, 5 and 6 layers" in " ".join(found.notes)
     whole = simulate(
-        lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
-        lambda model, optimizer: building.step(
+        lambda: recipe_step.build(hf.AutoModelForCausalLM, config, recipe),
+        lambda model, optimizer: recipe_step.step(
             model, optimizer, micro_batch(config, recipe), recipe
         ),
         device=CARD,

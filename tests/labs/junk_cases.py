@@ -85,7 +85,7 @@ def of_lessons() -> Iterator[str]:
 
 @functools.cache
 def public() -> dict[str, Any]:
-    """What is public, by name: "utils.search", "utils.planner.memory"."""
+    """What is public, by name: "utils.search", "utils.planner.stage_bytes"."""
     found: dict[int, tuple[str, Any]] = {}
     for package in ("utils", *(f"utils.{name}" for name in PACKAGES), *of_lessons()):
         home = importlib.import_module(package)

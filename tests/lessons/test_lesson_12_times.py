@@ -15,7 +15,7 @@ from utils.lessons.lesson_12.layer_time import (
 )
 from utils.planner import Batch, Cluster, Plan
 from utils.planner.calibration import CONTENTION
-from utils.planner.step_time.block_time import block_time
+from utils.planner.step_seconds.block_time import block_time
 
 BIG = model_shape("gpt-3-175b")
 

@@ -38,7 +38,7 @@ from utils.lessons.lesson_15.review import review
 from utils.lessons.lesson_15.ways_out import draw_ways_out
 from utils.lessons.lesson_15.whole_runs import WholeRun, whole_runs
 from utils.planner import Batch, Cluster, Plan, cost, estimate, goodput
-from utils.planner.estimate import SECONDS_INTERVAL
+from utils.planner.plan_estimate import SECONDS_INTERVAL
 
 ASKED = 131.13e9, 300e9
 

@@ -22,6 +22,7 @@ from utils.catalog import (
 )
 from utils.catalog.__main__ import main as catalog_main
 from utils.catalog.age import age_days, day_of, is_old
+from utils.catalog.hub_models import hub_names, hub_shape
 from utils.catalog.prices import COLUMNS
 from utils.units import GB, GIB, MIB
 
@@ -46,6 +47,50 @@ def test_computed_parameters_are_the_published_ones(shape):
 )
 def test_exact_counts(name, count):
     assert MODELS[name].parameter_count == count
+
+
+HUB_SHAPES = {name: shape for name in hub_names() if (shape := hub_shape(name))}
+
+
+@pytest.mark.parametrize("shape", HUB_SHAPES.values(), ids=list(HUB_SHAPES))
+def test_shapes_of_the_hub_s_configurations_count_what_its_checkpoints_hold(shape):
+    """OLMo 2 alone differs: its norms of queries and keys span all heads, 0.004% of its weights."""
+    assert shape.parameter_count == pytest.approx(shape.published_count, rel=4e-5)
+    assert shape.parameter_count == shape.published_count or "OLMo" in shape.name
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),  # a row of the catalog under the Hub's name
+        ("qwen/qwen3-8b", "Qwen/Qwen3-8B"),
+        ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("Llama 2 7B", "llama-2-7b"),
+    ],
+)
+def test_a_model_is_found_by_its_name_on_the_hub(name, found):
+    assert model_shape(name).name == found
+
+
+def test_what_two_tables_know_they_know_alike():
+    for row, full in {
+        "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+        "llama-2-13b": "meta-llama/Llama-2-13b-hf",
+        "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+        "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+        "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+        "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    }.items():
+        known = {key: getattr(MODELS[row], key) for key in ("name", "max_sequence", "source")}
+        ours = replace(MODELS[row], head_width=MODELS[row].head_dim)
+        assert ours == replace(HUB_SHAPES[full], head_width=ours.head_dim, **known)
+
+
+def test_a_model_of_another_kind_is_told_where_it_can_be_tried():
+    with pytest.raises(ValueError, match=r"openai/whisper-large-v3 is no decoder .* fit_model"):
+        model_shape("openai/whisper-large-v3")
+    with pytest.raises(ValueError, match=r"No model is called 'Qwen/Qwen9-8B'.*Qwen/Qwen3-8B"):
+        model_shape("Qwen/Qwen9-8B")
 
 
 def test_parts_of_gpt2_by_hand():

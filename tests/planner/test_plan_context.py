@@ -13,7 +13,7 @@ from utils.planner import Batch, Cluster, Plan
 from utils.planner.plan_context import ClusterPlanContext
 
 PLANNER = Path(planner.__file__).parent
-# What a function can be handed; a setup is the first four in one.
+# What a function can be handed; a context is the first four in one.
 OBJECTS = {
     "ModelShape",
     "Cluster",
@@ -62,14 +62,14 @@ COMPUTED = [
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_what_a_setup_hands_on_depends_on_neither_zero_nor_offload(name):
+def test_what_a_context_hands_on_depends_on_neither_zero_nor_offload(name):
     model, batch = model_shape("mixtral-8x7b"), Batch(sequences=64, sequence_length=4096)
     plan = Plan(dp=4, tp=2, pp=2, ep=2, expert_tp=1, recompute="full", micro_batch=2)
-    setup = ClusterPlanContext(model, plan, batch, Cluster(gpu="H100", nodes=2))
+    context = ClusterPlanContext(model, plan, batch, Cluster(gpu="H100", nodes=2))
     other = {"zero_stage": 3, "offload": "parameters"}
-    fresh = replace(setup, plan=replace(plan, **other))
-    handed = getattr(setup, name)
-    varied = setup.varied(other)
+    fresh = replace(context, plan=replace(plan, **other))
+    handed = getattr(context, name)
+    varied = context.varied(other)
     assert varied.plan == fresh.plan
     assert getattr(varied, name) is handed
     if name == "activations":

@@ -12,11 +12,11 @@ from utils.catalog import model_shape
 from utils.planner import Batch, Cluster, Plan, SearchSpace, estimate, memory, search, worst
 from utils.planner.experts import expert_replicas
 from utils.planner.fp8 import FP8_COPIES
-from utils.planner.memory.states import states
 from utils.planner.plan_context import PlanContext
+from utils.planner.stage_bytes.states import states
 from utils.planner.stages import stages
-from utils.planner.step_time.collectives import Group, all_to_all_seconds
-from utils.planner.step_time.expert_time import routed_tokens
+from utils.planner.step_seconds.collectives import Group, all_to_all_seconds
+from utils.planner.step_seconds.expert_time import routed_tokens
 from utils.units import Category
 
 MIXTRAL = model_shape("mixtral-8x7b")
@@ -83,8 +83,8 @@ def test_more_experts_a_token_keep_and_compute_more() -> None:
     two = estimate(replace(MIXTRAL, experts_per_token=4), H100, SPREAD, LONG)
     kept = [row.peak.bytes_by_category["activations"] for row in (one, two)]
     assert kept[1] > 1.2 * kept[0] and two.time.matmul > 1.5 * one.time.matmul
-    setup = PlanContext(MIXTRAL, SPREAD, LONG)
-    assert routed_tokens(setup) == 2 * setup.tokens / 2
+    context = PlanContext(MIXTRAL, SPREAD, LONG)
+    assert routed_tokens(context) == 2 * context.tokens / 2
 
 
 def test_expert_parallelism_across_nodes_pays_for_the_network() -> None:
@@ -126,8 +126,8 @@ def test_fp8_is_faster_and_keeps_copies_of_the_matrices() -> None:
 def test_without_a_distributed_optimizer_parameters_stay_beside_their_copies() -> None:
     plan = Plan(dp=8, precision="fp8")
     (stage,) = stages(LLAMA, plan)
-    setups = (PlanContext(LLAMA, replace(plan, precision=kind), LONG) for kind in ("fp8", "bf16"))
-    more, less = (states(setup, stage)[Category.PARAMETERS] for setup in setups)
+    contexts = (PlanContext(LLAMA, replace(plan, precision=kind), LONG) for kind in ("fp8", "bf16"))
+    more, less = (states(context, stage)[Category.PARAMETERS] for context in contexts)
     assert more - less == 2 * stage.block_parameters
 
 

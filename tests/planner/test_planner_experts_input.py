@@ -8,8 +8,8 @@ import pytest
 from test_planner_experts import H100, LLAMA, LONG, MIXTRAL
 
 from utils.planner import Batch, Cluster, Plan, estimate
-from utils.planner.memory.states import host_bytes
 from utils.planner.plan_context import PlanContext
+from utils.planner.stage_bytes.states import host_bytes
 from utils.planner.stages import stages
 
 # What cannot be

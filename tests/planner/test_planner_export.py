@@ -28,8 +28,8 @@ from utils.planner import (
     candidates,
     export,
 )
-from utils.planner.export.deepspeed import learning_rate
-from utils.planner.export.script import chunk_blocks
+from utils.planner.exporters.deepspeed import learning_rate
+from utils.planner.exporters.script import chunk_blocks
 
 SPACES = [
     SearchSpace(cp=(1, 2), shard_stages=True),

@@ -26,8 +26,8 @@ from utils.lessons.lesson_17.clusters import (
 from utils.lessons.lesson_17.stubs import try_script
 from utils.parallel.saves import STOPPED
 from utils.planner import Batch, Cluster, Lora, Plan, export
-from utils.planner.export import slurm
-from utils.planner.export.job import LONGEST_NAME, job_name
+from utils.planner.exporters import slurm
+from utils.planner.exporters.job import LONGEST_NAME, job_name
 
 NAMES = [
     "job.slurm",
@@ -255,7 +255,7 @@ def test_a_tab_inside_a_line_is_none_of_our_business():
 )
 @settings(max_examples=40)
 def test_yaml_says_texts_as_they_are(text):
-    from utils.planner.export.yaml_text import yaml_text
+    from utils.planner.exporters.yaml_text import yaml_text
 
     assert read_yaml(yaml_text({"a": text})) == [{"a": text}]
 

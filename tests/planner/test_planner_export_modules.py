@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from export_cases import DEEP, TINY, tiny
 
-from utils.planner.export.modules import modules
+from utils.planner.exporters.modules import modules
 
 
 def test_modules_are_the_courses_own_files():

@@ -21,10 +21,10 @@ from utils.planner import (
     search,
     why_it_does_not_fit,
 )
-from utils.planner.cost import node_price
-from utils.planner.explain import one_change_that_fits
 from utils.planner.goodput import checkpoint_bytes, waiting_seconds
-from utils.planner.search.choice import ERROR, complexity
+from utils.planner.neighbours import one_change_that_fits
+from utils.planner.plan_search.choice import ERROR, complexity
+from utils.planner.run_cost import node_price
 
 A100 = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=2.79)
 BATCH = Batch(sequences=1536, sequence_length=2048)

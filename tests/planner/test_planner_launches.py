@@ -6,7 +6,7 @@ from evidence.validation import eager, launches
 from utils.catalog import device, model_shape
 from utils.planner import Batch, Cluster, Lora, Plan, step_time
 from utils.planner.launches import DECODED_LAUNCHES, EAGER, LAUNCH_SECONDS
-from utils.planner.step_time.adapter_time import adapter_seconds
+from utils.planner.step_seconds.adapter_time import adapter_seconds
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 

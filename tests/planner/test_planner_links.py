@@ -16,7 +16,7 @@ from utils.planner import (
     estimate,
     step_time,
 )
-from utils.planner.step_time.collectives import (
+from utils.planner.step_seconds.collectives import (
     NETWORK_HOP_SECONDS,
     NVLINK_HOP_SECONDS,
     Group,

@@ -11,9 +11,9 @@ from utils.catalog import device, model_shape
 from utils.planner import Batch, Cluster, Lora, Plan, estimate, framework, memory, worst
 from utils.planner.activations import block_bytes
 from utils.planner.adapters import adapter_parameters
-from utils.planner.memory.stage_memory import DOES_NOT_FIT, FITS, PREDICTED, TIGHT
-from utils.planner.memory.states import buffer_bytes, state_bytes
 from utils.planner.saved_tensors import saved_tensors
+from utils.planner.stage_bytes.stage_memory import DOES_NOT_FIT, FITS, PREDICTED, TIGHT
+from utils.planner.stage_bytes.states import buffer_bytes, state_bytes
 from utils.planner.stages import block_parameters, padded_vocabulary, stages
 from utils.units import GIB, Category
 

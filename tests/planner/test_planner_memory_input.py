@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from plan_cases import BATCH, GPT
 
-from utils.catalog.rules import nearest_divisors
 from utils.planner import Batch, Cluster, Lora, Plan, framework, network
 from utils.planner.adapters import adapter_parameters
+from utils.rules import nearest_divisors
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from utils.planner import (
     goodput,
     step_time,
 )
-from utils.planner.step_time.collectives import (
+from utils.planner.step_seconds.collectives import (
     TREE_CHUNK_BYTES,
     TREE_SHARE,
     Group,

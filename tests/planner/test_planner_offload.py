@@ -10,9 +10,9 @@ from evidence.validation.comparison import summarize
 from evidence.validation.offload import comparisons, zero_offload_comparisons
 from utils.catalog import model_shape
 from utils.planner import Batch, Lora, Plan
-from utils.planner.memory.states import host_bytes, states
 from utils.planner.offload import SCHEMES, step_seconds
 from utils.planner.plan_context import PlanContext
+from utils.planner.stage_bytes.states import host_bytes, states
 from utils.units import Category
 
 LLAMA = model_shape("llama-2-7b")

@@ -24,10 +24,10 @@ from utils.planner import (
     why_it_does_not_fit,
     worst,
 )
-from utils.planner.memory import kind_memories
 from utils.planner.plan_context import PlanContext
-from utils.planner.search.bounds import least_bytes
-from utils.planner.search.choice import ERROR, complexity
+from utils.planner.plan_search.bounds import least_bytes
+from utils.planner.plan_search.choice import ERROR, complexity
+from utils.planner.stage_bytes import kind_memories
 from utils.units import GIB
 
 BIG = model_shape("megatron-175b")
@@ -106,9 +106,9 @@ def test_bounds_are_below_what_they_bound(index, space):
     cluster, batch = Cluster(gpu="A100-80GB", nodes=2), Batch(sequences=64, sequence_length=2048)
     plans = list(candidates(BIG, cluster, batch, space))
     plan = plans[index % len(plans)]
-    setup, fullest_stage = PlanContext(BIG, plan, batch), worst(memory(BIG, plan, batch))
-    assert least_bytes(setup) <= fullest_stage.needed_bytes
-    assert worst(kind_memories(setup)).needed_bytes == fullest_stage.needed_bytes
+    context, fullest_stage = PlanContext(BIG, plan, batch), worst(memory(BIG, plan, batch))
+    assert least_bytes(context) <= fullest_stage.needed_bytes
+    assert worst(kind_memories(context)).needed_bytes == fullest_stage.needed_bytes
 
 
 def test_a_search_walks_a_layout_once(monkeypatch):

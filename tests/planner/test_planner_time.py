@@ -30,14 +30,14 @@ from utils.planner.adapters import adapter_parameters
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.schedules import run_schedule, schedule_actions
-from utils.planner.step_time.kernels import (
+from utils.planner.step_seconds.kernels import (
     ceiling_flops_per_second,
     flash_flops_per_second,
     matmul_seconds,
     memory_seconds,
     shape_efficiency,
 )
-from utils.planner.step_time.step_end import data_parallel_seconds
+from utils.planner.step_seconds.step_end import data_parallel_seconds
 from utils.units import GB, Evidence
 
 A100, H100 = device("A100-80GB"), device("H100")
@@ -170,8 +170,8 @@ def test_backward_hides_tensor_parallel_collectives_where_the_framework_does():
 
 def test_hidden_collectives_still_cost_a_share(monkeypatch):
     plan, cluster = Plan(dp=64, zero_stage=1), cluster_of(64)
-    setup = ClusterPlanContext(GPT, plan, BATCH, cluster)
-    hidden = sum(data_parallel_seconds(setup, GPT.parameter_count))
+    context = ClusterPlanContext(GPT, plan, BATCH, cluster)
+    hidden = sum(data_parallel_seconds(context, GPT.parameter_count))
     share = calibration.CONTENTION
     with_cost = step_time(GPT, cluster, plan, BATCH).data_parallel
     monkeypatch.setattr(calibration, "CONTENTION", 0.0)

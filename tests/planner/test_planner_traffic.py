@@ -11,7 +11,7 @@ from utils.catalog import ModelShape
 from utils.lessons.lesson_14.placement import busiest_port_bytes, crossing_bytes, layouts, places
 from utils.planner import Batch, Cluster, Plan, axis_bytes, estimate, framework, ring_bytes
 from utils.planner.plan_context import ClusterPlanContext
-from utils.planner.step_time.step_end import data_parallel_seconds
+from utils.planner.step_seconds.step_end import data_parallel_seconds
 
 SHAPE = ModelShape(
     name="tiny",
@@ -160,8 +160,8 @@ def test_hybrid_sharding_takes_its_gathers_off_the_network():
     whole = Plan(dp=64, zero_stage=3, framework="fsdp")
     inside = replace(whole, shard_ranks=8)
     batch = Batch(sequences=64, sequence_length=2048)
-    setups = (ClusterPlanContext(SHAPE, plan, batch, cluster) for plan in (whole, inside))
-    flat, hybrid = (data_parallel_seconds(setup, 1e9, 100) for setup in setups)
+    contexts = (ClusterPlanContext(SHAPE, plan, batch, cluster) for plan in (whole, inside))
+    flat, hybrid = (data_parallel_seconds(context, 1e9, 100) for context in contexts)
     assert hybrid[1] < flat[1] / 50
     assert hybrid[0] > hybrid[1]
     found = estimate("llama-3.2-1b", cluster, inside, batch)

@@ -24,7 +24,7 @@ from evidence.validation.states import printed, zero_cells
 from evidence.validation.tables import FOLDER
 from utils.catalog import LINKS, SUSTAINED
 from utils.planner import calibration, collectives
-from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
+from utils.planner.plan_estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 
 
 @pytest.fixture(scope="module")

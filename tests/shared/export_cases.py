@@ -14,7 +14,7 @@ from torch import Tensor
 from utils.catalog import ModelShape
 from utils.models import Transformer, TransformerConfig
 from utils.planner import Batch, Cluster, Export, Plan, export
-from utils.planner.export.deepspeed import learning_rate
+from utils.planner.exporters.deepspeed import learning_rate
 from utils.ranks import run_ranks
 
 WORLD, STEPS, SEQUENCES, LENGTH = 4, 2, 16, 16

@@ -21,7 +21,7 @@ from private_names import operators, private_names
 from torch import nn
 
 from utils.memory import measure
-from utils.memory.kept_outside import KeepsElsewhere
+from utils.memory.keeps_elsewhere import KeepsElsewhere
 from utils.ranks import run_killable
 from utils.shims import (
     bitsandbytes,

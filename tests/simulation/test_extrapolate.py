@@ -16,7 +16,7 @@ from evidence.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_m
 from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.memory import Category, Measurement, OverBudgetError, budget
 from utils.simulation import simulate
-from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
+from utils.simulation.extrapolation import FROM_LAYERS, extrapolate
 from utils.simulation.message_stream import stream
 from utils.units import MIB, Evidence
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import CIFAR10
 
 from utils.data import cifar10, docstring_pairs, normalize, text_batches, text_tokens
-from utils.data.download import md5_of
+from utils.data.downloads import md5_of
 from utils.data.generated import SHAPES, draw, read, write
 
 TRAIN_FILES, TEST_FILES = [f"data_batch_{number}" for number in range(1, 6)], ["test_batch"]

@@ -4,7 +4,7 @@ import pytest
 from loopback import PAYLOAD, server
 
 from utils.data import DownloadError, download
-from utils.data.download import md5_of
+from utils.data.downloads import md5_of
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.techniques import NonFinite, NumericsRecorder, StepRecord
-from utils.techniques.flight_recorder import MOST_ROWS
+from utils.techniques.numerics_recorder import MOST_ROWS
 
 FP16 = torch.float16
 

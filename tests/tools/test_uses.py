@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import sys
 from pathlib import Path
 
@@ -11,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import uses  # noqa: E402
+
+import utils  # noqa: E402
 
 PAGE = """
 ## Entry points
@@ -102,3 +107,15 @@ def test_entry_points_are_few_and_exist(course: Path, row: str, sentence: str) -
     except KeyError as error:
         found = [str(error)]
     assert len(found) == 1 and sentence in found[0]
+
+
+def test_no_name_of_a_package_hides_one_of_its_modules() -> None:
+    """But `goodput`: labs of version 0.1 import from the module of that name."""
+    hidden = []
+    for found in pkgutil.walk_packages(utils.__path__, "utils."):
+        package, _, last = found.name.rpartition(".")
+        if not last.startswith("_") and "utils.lessons" not in package:
+            importlib.import_module(found.name)
+            offered = vars(importlib.import_module(package)).get(last)
+            hidden += [found.name] * (offered is not None and not inspect.ismodule(offered))
+    assert hidden == ["utils.planner.goodput"]

@@ -25,7 +25,7 @@ from utils.memory.events import Allocation, Category, Mark, Phase
 from utils.units import GIB, KIB, MIB, Evidence
 from utils.views import draw_breakdown, draw_timeline
 from utils.views.breakdown import as_bar
-from utils.views.show import image_html, png_bytes, show
+from utils.views.images import image_html, png_bytes, show
 
 LONG_NAME = "ResNet-50, AMP bf16, checkpointed x3"
 

@@ -13,7 +13,7 @@ from utils.catalog import links
 from utils.catalog.age import age_days, is_old
 from utils.catalog.links import Link
 from utils.catalog.lookup import find
-from utils.catalog.rules import above_zero
+from utils.rules import above_zero
 from utils.units import GB, MIB
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog.lookup import find
-from utils.catalog.rules import above_zero, one_of
+from utils.rules import above_zero, one_of
 from utils.units import GB
 
 

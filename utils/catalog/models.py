@@ -7,9 +7,10 @@ rounded one carries the step of its last printed digit. Tests hold every row aga
 
 from __future__ import annotations
 
-from utils.catalog.lookup import find
-from utils.catalog.rules import of_kind
+from utils.catalog.hub_models import hub_name, hub_names, hub_shape
+from utils.catalog.lookup import not_found, plain
 from utils.catalog.shapes import ModelShape
+from utils.rules import of_kind
 
 _KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, Table 3"
 _NARAYANAN = "Narayanan et al. 2021, arXiv:2104.04473, Table 1; vocabulary 51,200 as stated there"
@@ -163,10 +164,26 @@ RESNET_PARAMETER_COUNTS: dict[int, int] = {
 def model_shape(name: str | ModelShape) -> ModelShape:
     """The published model called `name`, in any case and spacing: `model_shape("Llama 2 7B")`.
 
-    A shape is given back as it is, so that whatever takes a shape takes a name as well.
+    Names of the Hub are found, too, where their configuration ships with the course:
+    `model_shape("Qwen/Qwen3-8B")`. A shape is given back as it is, so that whatever takes a shape
+    takes a name as well.
 
     Raises:
-        ValueError: no such model; the sentence gives the nearest names.
+        ValueError: no such model, or one of another architecture; the sentence gives the nearest
+            names.
     """
     of_kind("model_shape", model=(name, ModelShape, str))
-    return name if isinstance(name, ModelShape) else find(MODELS, name, "model")
+    if isinstance(name, ModelShape):
+        return name
+    rows = {plain(key): shape for key, shape in MODELS.items()}
+    for wanted in (plain(name), plain(name.rpartition("/")[2])):
+        if wanted in rows:
+            return rows[wanted]
+    if (shape := hub_shape(name)) is not None:
+        return shape
+    if (full := hub_name(name)) is not None:
+        raise ValueError(
+            f"{full} is no decoder of Llama's or GPT's kind, and the planner has no formula for it. "
+            f"It can be simulated: fit_model({full!r}, card)."
+        )
+    raise ValueError(not_found([*MODELS, *hub_names()], name, "model"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from utils.catalog.age import age_days, dated, day_of, is_old
 from utils.catalog.lookup import find, plain
-from utils.catalog.rules import one_of
+from utils.rules import one_of
 
 PRICES_CSV = Path(__file__).with_name("prices.csv")
 COLUMNS = ("provider", "gpu", "instance_gpus", "usd_per_gpu_hour", "as_of", "source")

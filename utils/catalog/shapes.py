@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog.rules import keep_whole, one_of
+from utils.rules import keep_whole, one_of
 from utils.units import format_count
 
 FAMILIES = {

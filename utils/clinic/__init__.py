@@ -1,7 +1,7 @@
 """The out-of-memory clinic: patients and their examination."""
 
 from utils.checked import check_public
-from utils.clinic.replay import Replay, pinned_bytes, replay, smallest_capacity
+from utils.clinic.allocator_replay import Replay, pinned_bytes, replay, smallest_capacity
 from utils.clinic.ward import (
     LOSS_TOLERANCE,
     PATIENTS,

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from utils.checked import short
-from utils.clinic.replay import Replay, replay, smallest_capacity
-from utils.memory.budget import Budget, OverBudgetError
+from utils.clinic.allocator_replay import Replay, replay, smallest_capacity
+from utils.memory.budgets import Budget, OverBudgetError
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.units import Phase, format_bytes

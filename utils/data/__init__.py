@@ -2,7 +2,7 @@
 
 from utils.checked import check_public
 from utils.data.cifar import Cifar10, cifar10, normalize
-from utils.data.download import DownloadError, download
+from utils.data.downloads import DownloadError, download
 from utils.data.text import docstring_pairs, text_batches, text_tokens
 
 __all__ = [

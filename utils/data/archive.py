@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from utils.data.download import download, md5_of
+from utils.data.downloads import download, md5_of
 from utils.data.files import whole_folder
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from utils.checked import checked
 from utils.data import archive, generated
-from utils.data.download import DownloadError
+from utils.data.downloads import DownloadError
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10

@@ -1,6 +1,5 @@
 """Your own model on a card: does it fit, where do the bytes go, what would make it fit, and the script."""
 
-from utils.fitting.fitted import Fit, fit_model
 from utils.fitting.model_configs import (
     ModelConfigError,
     auto_class,
@@ -8,9 +7,10 @@ from utils.fitting.model_configs import (
     model_names,
     published_parameters,
 )
-from utils.fitting.own import fit
+from utils.fitting.model_fit import Fit, fit_model
 from utils.fitting.recipe import Recipe, mixed_precision
-from utils.fitting.script import script
+from utils.fitting.step_fit import fit
+from utils.fitting.train_script import script
 from utils.fitting.trials import Trials
 from utils.fitting.verdict import FitVerdict
 

@@ -29,9 +29,9 @@ LISTED = 100  # characters of a cure's name and line
 def main(arguments: list[str] | None = None) -> int:
     """Print the answer and return the exit code."""
     asked = _parser().parse_args(arguments)
-    from utils.fitting.fitted import fit_model
     from utils.fitting.model_configs import ModelConfigError, auto_class, model_config
-    from utils.fitting.script import script
+    from utils.fitting.model_fit import fit_model
+    from utils.fitting.train_script import script
     from utils.simulation import SimulationError
 
     try:
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _answer(found: Any) -> str:
-    from utils.fitting.answer import lesser, not_tried, rows
+    from utils.fitting.answer_table import lesser, not_tried, rows
 
     lines = [str(found.verdict)]
     if found.cures:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.catalog.rules import whole
+from utils.rules import whole
 
 if TYPE_CHECKING:  # the library takes seconds to import
     from transformers import PreTrainedConfig

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, starmap
 
-from utils.fitting import building
+from utils.fitting import recipe_step
 from utils.fitting.cures import checkpointing_of
 from utils.fitting.recipe import Recipe
 from utils.fitting.trials import Trials
-from utils.fitting.tried import Cure, Tried, compatible
+from utils.fitting.tried_cures import Cure, Tried, compatible
 
 PAIRS_TRIED = 3
 FEWER = ((4, 0), (3, 0), (2, 0), (1, 3), (1, 4))  # (every, spared): fewer blocks recomputed first
@@ -85,7 +85,7 @@ def _fewer(trials: Trials, recipe: Recipe, best: Tried, gains: Sequence[Tried]) 
     for fewer in starmap(checkpointing_of, FEWER):
         asked = recipe.but(**fewer.changes)
         more = (now - asked.recomputed_share) * a_share
-        runs_whole = building.depths(trials.config, asked).small is None
+        runs_whole = recipe_step.depths(trials.config, asked).small is None
         if 0 < more < best.verdict.spare_bytes and not runs_whole:
             yield fewer
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from utils.fitting.model_configs import auto_class
 from utils.fitting.recipe import Recipe
 from utils.fitting.sharing import shared_states, shared_texts
-from utils.fitting.tried import Cure
+from utils.fitting.tried_cures import Cure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -1,8 +1,4 @@
-"""Configurations of models by name, from a file or from the Hub: sizes alone, never weights or foreign code.
-
-A shipped one is the Hub's `config.json` without tokens and settings of generation, and with two keys of
-our own: `_source` says where it and its count were read, `_parameters` is that count.
-"""
+"""Configurations of models by name, from a file or from the Hub: sizes alone, never weights or foreign code."""
 
 from __future__ import annotations
 
@@ -12,7 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.catalog.lookup import find, plain
+from utils.catalog.hub_models import config_file, hub_name, hub_names
+from utils.catalog.lookup import find
 from utils.fitting.config_files import ModelConfigError, config_in, first_words, read_config
 
 if TYPE_CHECKING:  # the library takes seconds to import
@@ -20,7 +17,6 @@ if TYPE_CHECKING:  # the library takes seconds to import
 
 __all__ = ["ModelConfigError", "auto_class", "model_config", "model_names", "published_parameters"]
 
-SHIPPED = Path(__file__).with_name("configs")
 # The first that knows a model's kind trains it; what its file names under `architectures` goes before.
 AUTO_CLASSES = {
     "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
@@ -34,8 +30,7 @@ AUTO_CLASSES = {
 
 def model_names() -> list[str]:
     """Names on the Hub of the shipped configurations, sorted."""
-    names = (file.stem.replace("--", "/", 1) for file in SHIPPED.glob("*.json"))
-    return sorted(names, key=str.lower)
+    return hub_names()
 
 
 def published_parameters(name: str) -> int:
@@ -44,10 +39,10 @@ def published_parameters(name: str) -> int:
     Raises:
         ModelConfigError: no shipped model has that name.
     """
-    shipped = _shipped(name)
+    shipped = hub_name(name)
     if shipped is None:
         raise ModelConfigError(_nearest(name))
-    return json.loads(_file_of(shipped).read_text(encoding="utf-8"))["_parameters"]
+    return json.loads(config_file(shipped).read_text(encoding="utf-8"))["_parameters"]
 
 
 def model_config(source: str | Path) -> PreTrainedConfig:
@@ -64,8 +59,8 @@ def model_config(source: str | Path) -> PreTrainedConfig:
             its own code, or a file that is missing, damaged, or of a kind that the installed
             transformers does not know.
     """
-    if isinstance(source, str) and (shipped := _shipped(source)):
-        return read_config(_file_of(shipped), shipped)
+    if isinstance(source, str) and (shipped := hub_name(source)):
+        return read_config(config_file(shipped), shipped)
     if not str(source).strip():
         raise ModelConfigError(_nearest(str(source)))
     path = Path(source).expanduser()
@@ -103,21 +98,9 @@ def auto_class(config: PreTrainedConfig) -> type[Any]:
     return getattr(transformers, [*named, *takers][0])
 
 
-def _file_of(name: str) -> Path:
-    return SHIPPED / f"{name.replace('/', '--')}.json"
-
-
-def _shipped(name: str) -> str | None:
-    """The shipped name that is meant, if one is."""
-    for full in model_names():
-        if plain(name) in (plain(full), plain(full.partition("/")[2])):
-            return full
-    return None
-
-
 def _nearest(name: str) -> str:
     """The sentence on a name that is not shipped."""
-    full = model_names()
+    full = hub_names()
     table = {key if "/" in name else key.partition("/")[2]: key for key in full}
     try:
         return f"{find(table, name, 'shipped model')} is shipped."

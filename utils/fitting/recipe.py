@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from utils.catalog import Device, device
-from utils.catalog.rules import keep_whole, one_of
+from utils.rules import keep_whole, one_of
 
 METHODS = {
     "full": "every weight is trained",

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from utils.catalog import ModelShape, device
+from utils.catalog.hub_models import shape_of_config
 from utils.fitting.recipe import Recipe
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
 from utils.planner.adapters import adapter_parameters
 from utils.planner.frameworks import framework
-from utils.planner.step_time.collectives import (
+from utils.planner.step_seconds.collectives import (
     Group,
     all_gather_seconds,
     all_to_all_seconds,
@@ -24,34 +25,11 @@ if TYPE_CHECKING:
 MATRICES = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
 GPUS_PER_NODE = 8
 WEIGHT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-LLAMAS = (
-    "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe", "phi3",
-)  # fmt: skip
 
 
 def shape_of(config: PreTrainedConfig) -> ModelShape | None:
     """The planner's shape of a Llama or one of its relatives; None for another architecture."""
-    if config.model_type not in LLAMAS:
-        return None
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    return ModelShape(
-        name=getattr(config, "name_or_path", "") or config.model_type,
-        family="llama",
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_width=getattr(config, "head_dim", None),
-        feedforward=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        max_sequence=config.max_position_embeddings,
-        tied=config.tie_word_embeddings,
-        qkv_bias=config.model_type == "qwen2",
-        qk_norm=config.model_type in ("qwen3", "qwen3_moe"),
-        num_experts=experts,
-        experts_per_token=config.num_experts_per_tok if experts else None,
-        expert_feedforward=getattr(config, "moe_intermediate_size", None) if experts else None,
-    )
+    return shape_of_config(config.to_dict(), getattr(config, "name_or_path", ""))
 
 
 def predicted_seconds(

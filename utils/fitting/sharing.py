@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from utils.fitting.recipe import Recipe
 from utils.fitting.sequence_rules import most_cards, obstacle
-from utils.fitting.tried import Cure
+from utils.fitting.tried_cures import Cure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

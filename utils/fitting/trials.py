@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from utils.fitting.inputs import left_out
 from utils.fitting.model_configs import auto_class
 from utils.fitting.recipe import Recipe
+from utils.fitting.recipe_simulation import simulated_step
 from utils.fitting.seconds import predicted_seconds
-from utils.fitting.simulated import simulated_step
-from utils.fitting.tried import Cure, Tried, compatible
+from utils.fitting.tried_cures import Cure, Tried, compatible
 from utils.fitting.verdict import FitVerdict, usable_bytes
 from utils.memory.measurement import Measurement
 from utils.simulation import SimulationError

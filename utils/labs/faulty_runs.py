@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.techniques.flight_recorder import NumericsRecorder, StepRecord
+from utils.techniques.numerics_recorder import NumericsRecorder, StepRecord
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 FAULTS = ("no unscale", "norm in fp16", "loss overflows", "learning rate", "NaN in the data")

@@ -1,7 +1,7 @@
 """The meter: allocation events, their timeline, and the peak by category."""
 
 from utils.checked import check_public
-from utils.memory.budget import Budget, OverBudgetError, budget
+from utils.memory.budgets import Budget, OverBudgetError, budget
 from utils.memory.events import Allocation, AllocationEvent, Category, Phase
 from utils.memory.holdings import ReachableStorage, reachable_storages
 from utils.memory.host import host_memory

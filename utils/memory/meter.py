@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from utils.checked import asks_first
 from utils.memory.arguments import refuse_known_mistakes
-from utils.memory.budget import Budget, budget
+from utils.memory.budgets import Budget, budget
 from utils.memory.device_state import (
     allocator_bytes,
     device_name,

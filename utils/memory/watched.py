@@ -13,7 +13,7 @@ from torch import nn
 from utils.memory.events import Category
 from utils.memory.holdings import tensors_of
 from utils.memory.hookable import hookable
-from utils.memory.kept_outside import KeepsElsewhere
+from utils.memory.keeps_elsewhere import KeepsElsewhere
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizer = torch.optim.Optimizer

@@ -3,7 +3,7 @@
 from utils.checked import check_public
 from utils.models.config import TransformerConfig
 from utils.models.pretrained import BaseModelError, llama_config, load_base
-from utils.models.resnet import resnet, small_resnet
+from utils.models.resnets import resnet, small_resnet
 from utils.models.transformer import Transformer
 from utils.models.unet import UNet
 

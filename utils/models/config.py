@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from utils.catalog.rules import keep_whole
+from utils.rules import keep_whole
 
 if TYPE_CHECKING:
     from utils.catalog import ModelShape

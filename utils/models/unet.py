@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.catalog.rules import one_of, whole
+from utils.rules import one_of, whole
 
 NORMS = ("group", "batch")
 WIDEST, MOST = 8192, 1000  # channels of a level; blocks of a level, channels of an image

@@ -5,23 +5,23 @@ from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster, network
 from utils.planner.conventions import Framework
-from utils.planner.cost import Cost, Storage, cost
-from utils.planner.estimate import Estimate, estimate
-from utils.planner.explain import (
+from utils.planner.exporters import Export, export
+from utils.planner.frameworks import FRAMEWORKS, framework
+from utils.planner.goodput import FailureRate, Goodput, goodput
+from utils.planner.layout import Plan
+from utils.planner.neighbours import (
     Neighbour,
     explain,
     one_change_that_fits,
     why_it_does_not_fit,
 )
-from utils.planner.export import Export, export
-from utils.planner.frameworks import FRAMEWORKS, framework
-from utils.planner.goodput import FailureRate, Goodput, goodput
-from utils.planner.layout import Plan
-from utils.planner.memory import memory
-from utils.planner.memory.stage_memory import StageMemory, worst
-from utils.planner.search import SearchResult, SearchSpace, candidates, search
-from utils.planner.search.compare import compare_plans, plan_name
-from utils.planner.step_time import StepTime, step_time
+from utils.planner.plan_estimate import Estimate, estimate
+from utils.planner.plan_search import SearchResult, SearchSpace, candidates, search
+from utils.planner.plan_search.compare import compare_plans, plan_name
+from utils.planner.run_cost import Cost, Storage, cost
+from utils.planner.stage_bytes import memory
+from utils.planner.stage_bytes.stage_memory import StageMemory, worst
+from utils.planner.step_seconds import StepTime, step_time
 from utils.planner.traffic import axis_bytes, ring_bytes
 
 __all__ = [

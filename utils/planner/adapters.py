@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import keep_whole, one_of
+from utils.rules import keep_whole, one_of
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 BASES = ("bf16", "nf4", "nf4-dq", "int8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog.rules import divides, keep_whole
+from utils.rules import divides, keep_whole
 
 
 @dataclass(frozen=True, kw_only=True)

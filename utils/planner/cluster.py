@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from utils.catalog import SUSTAINED, Device, Link, device, link
 from utils.catalog.prices import KINDS
-from utils.catalog.rules import above_zero, keep_whole, of_kind, one_of, positive, whole
+from utils.rules import above_zero, keep_whole, of_kind, one_of, positive, whole
 from utils.units import GB, GIB
 
 HOST_BYTES_PER_GPU = 225 * GIB  # see `Cluster.host_memory_bytes`

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from utils.catalog.rules import one_of, positive, whole
 from utils.planner.launches import Launches
+from utils.rules import one_of, positive, whole
 
 SHARDS = ("bucket", "block", "tensor")
 

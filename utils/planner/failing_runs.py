@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.catalog.rules import positive, whole
 from utils.planner.goodput import DAY
+from utils.rules import positive, whole
 
 # What a second of wall time went into. Work that a failure destroys is "lost", not "work".
 KINDS = ("work", "saving", "lost", "restarting", "waiting")

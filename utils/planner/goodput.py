@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import above_zero, of_kind, positive, whole
 from utils.checked import checked
 from utils.planner.cluster import Cluster
 from utils.planner.layout import Plan
+from utils.rules import above_zero, of_kind, positive, whole
 
 DAY = 86_400.0
 MOST_SPARES = 1_000_000

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import divides, keep_whole, of_kind, one_of, whole
 from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
 from utils.planner.conventions import Framework
 from utils.planner.frameworks import FRAMEWORKS, framework
+from utils.rules import divides, keep_whole, of_kind, one_of, whole
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe")

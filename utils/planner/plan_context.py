@@ -142,7 +142,7 @@ class PlanContext:
         return copies + self.conventions.gathered_bytes * (not kept_in_fp8(self.plan))
 
     def varied(self, fields: dict[str, Any]) -> Self:
-        """The same setup with another `zero_stage` or `offload`, and all that is computed."""
+        """The same context with another `zero_stage` or `offload`, and all that is computed."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, activations=self.activations)
         copy.__dict__["plan"] = changed(self.plan, fields)
@@ -151,7 +151,7 @@ class PlanContext:
 
 @dataclass(frozen=True)
 class ClusterPlanContext(PlanContext):
-    """A setup on its machines: what takes seconds.
+    """A context on its machines: what takes seconds.
 
     Attributes:
         cluster: The machines.

@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from utils.catalog.rules import divides, one_of, whole
 from utils.parallel.actions import Action, Program, marks, needs, stage_owners, walk
+from utils.rules import divides, one_of, whole
 
 ORDERS = ("1f1b", "gpipe", "zb-h1")
 

@@ -7,11 +7,11 @@ twice that. `utils.simulation` counts the same of a program.
 from __future__ import annotations
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import whole
 from utils.planner.batch import Batch
 from utils.planner.layout import Plan
 from utils.planner.plan_context import PlanContext
 from utils.planner.stages import Stage
+from utils.rules import whole
 
 # Sequence parallelism gathers before two layers and scatters after two, in each pass; without it
 # two all-reduces are the same bytes (Korthikanti et al. 2022, section 4.2.2).
@@ -46,43 +46,43 @@ def axis_bytes(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[dict[
     Raises:
         ValueError: plan, model and batch do not divide, or the plan has experts, adapters or cp.
     """
-    setup = PlanContext(model_shape(model), plan, batch)
-    setup.check()
-    if plan.cp > 1 or plan.lora is not None or setup.model.num_experts:
+    context = PlanContext(model_shape(model), plan, batch)
+    context.check()
+    if plan.cp > 1 or plan.lora is not None or context.model.num_experts:
         raise ValueError(
             "axis_bytes counts tp, pp and data of a dense model that is trained whole. Write cp=1, "
             "lora=None and a model without experts."
         )
     return tuple(
-        {"tp": _tensor(setup, stage), "pp": _pipeline(setup, stage), **_data(setup, stage)}
-        for stage in setup.stages
+        {"tp": _tensor(context, stage), "pp": _pipeline(context, stage), **_data(context, stage)}
+        for stage in context.stages
     )
 
 
-def _tensor(setup: PlanContext, stage: Stage) -> float:
-    plan, tokens = setup.plan, setup.tokens
+def _tensor(context: PlanContext, stage: Stage) -> float:
+    plan, tokens = context.plan, context.tokens
     ring = (plan.tp - 1) / plan.tp
-    one = ring * setup.conventions.residual_bytes * tokens * setup.model.hidden
-    again = 2 * (1 - setup.conventions.gathered_inputs) * plan.sequence_parallel
+    one = ring * context.conventions.residual_bytes * tokens * context.model.hidden
+    again = 2 * (1 - context.conventions.gathered_inputs) * plan.sequence_parallel
     passes = 2 * BLOCK_PASS + again + BLOCK_PASS * (plan.recompute == "full")
     ends = 2 * (stage.embedding + stage.head)  # forward and backward
     loss = stage.loss * LOSS_REDUCTIONS * 2 * ring * LOSS_BYTES * tokens
-    return setup.micro_batches * ((stage.layers * passes + ends) * one + loss)
+    return context.micro_batches * ((stage.layers * passes + ends) * one + loss)
 
 
-def _pipeline(setup: PlanContext, stage: Stage) -> float:
-    plan, rules = setup.plan, setup.conventions
+def _pipeline(context: PlanContext, stage: Stage) -> float:
+    plan, rules = context.plan, context.conventions
     if plan.pp == 1:
         return 0.0
-    stream = rules.residual_bytes * setup.tokens * setup.model.hidden
+    stream = rules.residual_bytes * context.tokens * context.model.hidden
     chunks, last = plan.virtual_stages, plan.pp - 1
     sends = 2 * chunks - (stage.index == 0) - (stage.index == last)  # activations, gradients
     scattered = plan.sequence_parallel or rules.scattered_sends
-    return setup.micro_batches * sends * stream / (plan.tp if scattered else 1)
+    return context.micro_batches * sends * stream / (plan.tp if scattered else 1)
 
 
-def _data(setup: PlanContext, stage: Stage) -> dict[str, float]:
-    plan, rules, m = setup.plan, setup.conventions, setup.micro_batches
+def _data(context: PlanContext, stage: Stage) -> dict[str, float]:
+    plan, rules, m = context.plan, context.conventions, context.micro_batches
     n, replicas, count = plan.dims.shard, plan.dims.replicate, stage.parameters
     ring, between = (n - 1) / n, 2 * (replicas - 1) / replicas
     ends = stage.embedding_parameters + stage.head_parameters

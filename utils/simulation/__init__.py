@@ -2,9 +2,9 @@
 
 from utils.checked import check_public
 from utils.simulation.errors import SimulationError
-from utils.simulation.extrapolate import extrapolate
-from utils.simulation.simulate import simulate
-from utils.simulation.sweep import sweep
+from utils.simulation.extrapolation import extrapolate
+from utils.simulation.simulator import simulate
+from utils.simulation.sweeps import sweep
 
 __all__ = ["SimulationError", "extrapolate", "simulate", "sweep"]
 

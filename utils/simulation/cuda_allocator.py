@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from utils.memory.budget import OverBudgetError
+from utils.memory.budgets import OverBudgetError
 from utils.memory.source import CUDA_BLOCK_BYTES, rounded
 from utils.memory.timeline import MemoryTimeline
 from utils.units import MIB, format_bytes

@@ -13,7 +13,7 @@ from utils.simulation.cuda_allocator import reserved
 from utils.simulation.devices import SIMULATED, VERDICTS, simulated_device
 from utils.simulation.first_step import two_steps
 from utils.simulation.message_stream import Misaligned
-from utils.simulation.simulate import KEPT
+from utils.simulation.simulator import KEPT
 from utils.traffic.collectives import Traffic
 
 Depths = tuple[int, int, int]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from utils.catalog.rules import positive
+from utils.rules import positive
 from utils.techniques.bitsandbytes_import import bitsandbytes_library
 
 BLOCK = 256  # values of a moment that share a scale

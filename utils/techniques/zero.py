@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from utils.memory.events import Category
 from utils.memory.holdings import reachable_storages
 from utils.memory.observer import note_storages
-from utils.planner.export.deepspeed import batch_keys, precision_keys
+from utils.planner.exporters.deepspeed import batch_keys, precision_keys
 from utils.shims.deepspeed import buffers_in_backward, gradients, lasting_buffers, shards
 from utils.techniques.deepspeed import deepspeed_missing, load_deepspeed
 from utils.techniques.deepspeed_config import check_config
@@ -174,7 +174,9 @@ def _kept(engine: Any) -> dict[Category, list[torch.Tensor]]:
 
 def _tell_the_meter(engine: Any) -> None:
     """What is kept outside of the model; and that whole parameters of stage 3 are gathered ones."""
-    engine.module.kept_elsewhere = lambda: _kept(engine)  # utils.memory.kept_outside.KeepsElsewhere
+    engine.module.kept_elsewhere = lambda: _kept(
+        engine
+    )  # utils.memory.keeps_elsewhere.KeepsElsewhere
     for module in engine.module.modules() if shards(engine) else ():
         module.register_forward_pre_hook(
             lambda module, _: note_storages(

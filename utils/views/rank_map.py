@@ -9,7 +9,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path
 
 from utils.planner import Estimate, plan_name
-from utils.planner.step_time.collectives import hops_across_nodes
+from utils.planner.step_seconds.collectives import hops_across_nodes
 from utils.units import GB
 from utils.views.style import course_style, print_evidence
 

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.catalog.rules import whole
 from utils.parallel.actions import Action, Program
 from utils.planner import Estimate
 from utils.planner.schedules import Run, bubble_closed, in_flight, run_schedule, schedule_actions
-from utils.planner.step_time.block_time import block_time
+from utils.planner.step_seconds.block_time import block_time
+from utils.rules import whole
 from utils.units import Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.catalog.rules import divides, whole
 from utils.checked import check_public
+from utils.rules import divides, whole
 
 __all__ = ["GPTBlock"]
 

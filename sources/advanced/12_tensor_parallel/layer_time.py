@@ -19,9 +19,9 @@ from evidence.validation.tables import table
 from utils.catalog import ModelShape, device, link, model_shape
 from utils.checked import check_public
 from utils.planner import Batch, Cluster, Plan
-from utils.planner.step_time.block_time import block_time
-from utils.planner.step_time.collectives import Group, all_gather_seconds, bandwidth_in_training
-from utils.planner.step_time.kernels import matmul_seconds
+from utils.planner.step_seconds.block_time import block_time
+from utils.planner.step_seconds.collectives import Group, all_gather_seconds, bandwidth_in_training
+from utils.planner.step_seconds.kernels import matmul_seconds
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 

@@ -38,10 +38,10 @@ def tensor_traffic(model: ModelShape, plan: Plan, batch: Batch) -> dict[str, flo
         )
     if plan.tp == 1:
         return {}
-    setup = PlanContext(model, plan, batch)
-    sums = _stream(plan, model.layers, STREAM_BYTES * setup.tokens * model.hidden)
-    sums["all-reduce"] += NUMBERS_OF_LOSS * LOSS_BYTES * setup.tokens
-    total = {kind: setup.micro_batches * size for kind, size in sums.items() if size}
+    context = PlanContext(model, plan, batch)
+    sums = _stream(plan, model.layers, STREAM_BYTES * context.tokens * model.hidden)
+    sums["all-reduce"] += NUMBERS_OF_LOSS * LOSS_BYTES * context.tokens
+    total = {kind: context.micro_batches * size for kind, size in sums.items() if size}
     once = _shared_gradients(model, plan)
     if once:
         total["all-reduce"] += once

@@ -48,7 +48,7 @@ from utils import model_shape, run_ranks, show, traffic
 from utils.parallel import DeadlockError, check_program, chunks_of, read_program, stage_owners
 from utils.planner import framework
 from utils.planner.schedules import count_messages, in_flight, run_schedule, schedule_actions
-from utils.planner.step_time.collectives import hops_across_nodes, send_seconds
+from utils.planner.step_seconds.collectives import hops_across_nodes, send_seconds
 from utils.views import Panel
 from utils.lessons.lesson_13.chunks_figure import draw_chunks
 from utils.lessons.lesson_13.mail import Mail

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from utils.planner import Estimate, plan_name
-from utils.planner.cost import Cost
-from utils.planner.estimate import SECONDS_INTERVAL
+from utils.planner.plan_estimate import SECONDS_INTERVAL
+from utils.planner.run_cost import Cost
 
 from .loss import loss
 from .review import Review

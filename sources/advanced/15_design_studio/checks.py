@@ -22,7 +22,7 @@ from utils.planner import (
     search,
     why_it_does_not_fit,
 )
-from utils.planner.explain import largest_category
+from utils.planner.neighbours import largest_category
 from utils.units import GB, format_bytes, format_seconds
 
 SLACK = 0.10  # what the lesson's review allows

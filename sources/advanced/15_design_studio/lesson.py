@@ -51,7 +51,7 @@ from utils.lessons.lesson_15.studio import studio
 from utils.lessons.lesson_15.ways_out import draw_ways_out
 from utils.lessons.lesson_15.whole_runs import WholeRun, whole_runs
 from utils.planner import SearchSpace, plan_name
-from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
+from utils.planner.plan_estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import checkpoint_bytes
 

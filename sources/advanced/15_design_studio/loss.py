@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog.rules import of_kind, positive
 from utils.checked import check_public
+from utils.rules import of_kind, positive
 
 __all__ = ["FIRST_FIT", "REFIT", "Fit", "cheapest", "compute_share", "loss", "tokens_for"]
 

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch, Rectangle
 
 from utils.planner import Estimate
-from utils.planner.estimate import BYTES_INTERVAL
+from utils.planner.plan_estimate import BYTES_INTERVAL
 from utils.planner.traffic import axis_bytes
 from utils.units import GB, GIB
 from utils.views.plan_figures import stack_stages, stage_parts

@@ -23,8 +23,8 @@ from evidence.validation.tables import whole
 from evidence.validation.times import korthikanti_comparisons, narayanan_table_2
 from utils.catalog import ModelShape, link, model_shape
 from utils.planner import Batch, Cluster, Plan, estimate
-from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.planner.flops import hardware_flops
+from utils.planner.plan_estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.units import GB, Evidence
 from utils.views.style import course_style, print_evidence
 

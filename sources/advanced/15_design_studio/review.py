@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from utils.catalog import DEVICES, read_prices
-from utils.catalog.rules import of_kind, positive
 from utils.checked import check_public
-from utils.planner.cost import Cost, cost, node_price
-from utils.planner.estimate import BYTES_INTERVAL, Estimate
 from utils.planner.goodput import Goodput, best_interval_seconds, goodput
-from utils.planner.search import SearchSpace, search
+from utils.planner.plan_estimate import BYTES_INTERVAL, Estimate
+from utils.planner.plan_search import SearchSpace, search
+from utils.planner.run_cost import Cost, cost, node_price
+from utils.rules import of_kind, positive
 from utils.units import format_bytes, format_seconds
 
 from .loss import cheapest, compute_share, loss

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from utils.catalog import ModelShape, model_shape
 from utils.catalog import link as find_link
-from utils.catalog.rules import whole
 from utils.checked import check_public
 from utils.planner import (
     Batch,
@@ -25,8 +24,9 @@ from utils.planner import (
     why_it_does_not_fit,
 )
 from utils.planner.goodput import Goodput
+from utils.rules import whole
 from utils.units import Evidence, format_bytes, format_seconds
-from utils.views.explore import explore
+from utils.views.explorer import explore
 from utils.views.plan_figures import stack_stages
 from utils.views.schedule import draw_rows, drawn_micro_batches
 from utils.views.style import course_style, print_evidence

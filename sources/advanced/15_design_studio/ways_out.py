@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from utils.planner import Estimate
-from utils.planner.cost import Cost
+from utils.planner.run_cost import Cost
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 

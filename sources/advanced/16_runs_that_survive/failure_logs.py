@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from utils.catalog.rules import positive, whole
+from utils.rules import positive, whole
 
 GPUS_PER_NODE = 8
 

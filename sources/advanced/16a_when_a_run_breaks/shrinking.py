@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.catalog.rules import positive, whole
 from utils.checked import check_public
 from utils.planner.failing_runs import RunPlan
 from utils.planner.goodput import DAY
+from utils.rules import positive, whole
 
 
 class ShrinkingRuns(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import Device, device
-from utils.catalog.rules import of_kind, positive, whole
 from utils.checked import check_public
+from utils.rules import of_kind, positive, whole
 
 __all__ = ["Account"]
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from utils.catalog.rules import positive
 from utils.checked import check_public, checked
+from utils.rules import positive
 
 __all__ = ["Option", "Ranked", "decide", "winners"]
 

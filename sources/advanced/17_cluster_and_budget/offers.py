@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.catalog.age import day_of
-from utils.catalog.rules import keep_whole, positive
 from utils.planner.goodput import DAY
+from utils.rules import keep_whole, positive
 
 from .scaling import SERVE_FLOP, TRAIN_FLOP, ScalingLaw
 

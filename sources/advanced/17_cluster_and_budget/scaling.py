@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from utils.catalog.rules import positive
 from utils.checked import check_public
+from utils.rules import positive
 
 __all__ = ["CHINCHILLA", "REPLICATION", "UNROUNDED", "ScalingLaw"]
 

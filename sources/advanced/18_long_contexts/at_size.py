@@ -21,7 +21,7 @@ from utils.parallel.dims import ParallelDims
 from utils.parallel.mesh import device_mesh
 from utils.parallel.shard import BF16
 from utils.planner.flops import block_forward_flops, head_forward_flops
-from utils.simulation.extrapolate import extrapolate
+from utils.simulation.extrapolation import extrapolate
 
 __all__ = ["CURES", "Reader", "of_one_rank", "token_flop"]
 

@@ -10,11 +10,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.catalog.rules import above_zero
 from utils.checked import check_public
 from utils.parallel.context import gathered_attention
 from utils.parallel.dims import ParallelDims
 from utils.parallel.mesh import device_mesh
+from utils.rules import above_zero
 from utils.traffic.counter import traffic
 
 __all__ = ["Apart", "apart", "gathered", "sent_bytes"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from utils.catalog.rules import above_zero
 from utils.checked import check_public
+from utils.rules import above_zero
 
 __all__ = ["check_heads", "check_length"]
 

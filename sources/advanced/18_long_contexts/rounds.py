@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from utils.catalog import ModelShape
-from utils.catalog.rules import above_zero
 from utils.checked import check_public
+from utils.rules import above_zero
 
 __all__ = ["hides_from", "pairs_of", "round_ends", "round_seconds"]
 

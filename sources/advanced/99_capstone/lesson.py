@@ -40,7 +40,7 @@ from utils.labs.faulty_runs import spoiled_run
 from utils.labs.slow_jobs import SlowJob, lesson_job
 from utils.planner import SearchSpace, axis_bytes, framework, plan_name
 from utils.planner.flops import model_flops
-from utils.planner.step_time.kernels import ceiling_flops_per_second, flash_flops_per_second
+from utils.planner.step_seconds.kernels import ceiling_flops_per_second, flash_flops_per_second
 from utils.units import Category
 from utils.views.lanes import draw_lanes
 from utils.views.rank_map import draw_ranks

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.planner.memory.stage_memory import StageMemory
+from utils.planner.stage_bytes.stage_memory import StageMemory
 from utils.units import GB, Category, Evidence
 from utils.views.style import LOOKS, course_style, print_evidence
 

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.catalog.rules import some
 from utils.checked import check_public
 from utils.memory import Measurement
+from utils.rules import some
 from utils.units import GIB, KIB, MIB
 from utils.views.style import course_style, empty_figure
 

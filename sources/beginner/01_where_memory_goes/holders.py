@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.catalog.rules import some
 from utils.checked import check_public
 from utils.memory import Measurement
 from utils.memory.events import Allocation
+from utils.rules import some
 from utils.units import Category
 from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence, wrapped
 

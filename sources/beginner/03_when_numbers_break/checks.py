@@ -27,7 +27,7 @@ from utils.labs.kinds import (
     whole,
 )
 from utils.labs.verdict import Verdict, correct, not_yet, shown
-from utils.techniques.flight_recorder import StepRecord
+from utils.techniques.numerics_recorder import StepRecord
 
 from .number_formats import FORMATS, NumberFormat
 from .scaler import clipped_step, loss_scaler  # noqa: F401

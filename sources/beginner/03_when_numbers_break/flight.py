@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from utils.catalog.rules import some
 from utils.checked import check_public
+from utils.rules import some
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 
 if TYPE_CHECKING:
-    from utils.techniques.flight_recorder import StepRecord
+    from utils.techniques.numerics_recorder import StepRecord
 
 MOST_NAMES = 14
 BAD = "#bd1f01"

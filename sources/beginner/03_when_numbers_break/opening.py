@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils.catalog.rules import whole
 from utils.checked import check_public
+from utils.rules import whole
 from utils.techniques import NumericsRecorder, StepRecord
 
 from .network import CLASSES, FEATURES, network

@@ -9,8 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from utils.catalog.rules import some
 from utils.checked import check_public
+from utils.rules import some
 from utils.simulation import simulate
 from utils.units import Evidence
 from utils.views.style import course_style, empty_figure, print_evidence

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.catalog import Device, ModelShape, device, model_shape
-from utils.catalog.rules import positive, whole
+from utils.rules import positive, whole
 
 PLAIN_BYTES = 2  # of a weight in the embedding and the norms, and of a group's scale or zero point
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from utils.catalog import ModelShape
 from utils.planner import Batch, Cluster, Estimate, Framework, Plan, axis_bytes, estimate, framework
-from utils.planner.step_time.collectives import Group
+from utils.planner.step_seconds.collectives import Group
 from utils.units import GB
 
 NODES, GPUS, GPUS_A_NODE = 8, 64, 8

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from utils.catalog.rules import one_of, whole
 from utils.checked import check_public
 from utils.lessons import SOURCES
+from utils.rules import one_of, whole
 from utils.units import format_bytes
 
 from . import full_loader

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from utils.checked import check_public
-from utils.clinic.replay import Replay
+from utils.clinic.allocator_replay import Replay
 from utils.files import write_whole
 from utils.memory.events import Allocation
 from utils.simulation.cuda_allocator import Act

@@ -15,7 +15,7 @@ from utils.labs.cases import judge
 from utils.labs.faulty_runs import _naive_loss, run
 from utils.labs.kinds import flag, one_of, whole
 from utils.labs.verdict import Verdict, correct, not_yet
-from utils.techniques.flight_recorder import StepRecord
+from utils.techniques.numerics_recorder import StepRecord
 
 from .sheet import Gains, Sheet
 

@@ -12,7 +12,7 @@ from utils.labs.cases import judge, scored
 from utils.labs.kinds import Kind, WrongKind, number, several, text
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.planner import Batch, Cluster, Estimate, Plan, estimate
-from utils.planner.explain import largest_category
+from utils.planner.neighbours import largest_category
 from utils.units import GIB, format_bytes, format_seconds
 
 from .plans import estimated, fastest, plan_name_of, room

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from utils.clinic.allocator_replay import smallest_capacity
 from utils.clinic.lab_ward import CAUSES, RESERVED, WARD, after_cure, as_it_came
-from utils.clinic.replay import smallest_capacity
 from utils.labs.cases import judge
 from utils.labs.kinds import number, one_of
 from utils.labs.verdict import Verdict, correct, not_yet

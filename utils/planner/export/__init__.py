@@ -1,5 +1,0 @@
-"""One plan in; the files that run it out."""
-
-from utils.planner.export.bundle import Export, export
-
-__all__ = ["Export", "export"]
