@@ -59,7 +59,7 @@ def test_copies_to_the_host_take_their_bytes_over_the_link_both_ways(answer: Fit
     on_host = next(t for t in answer.cures if t.name == "activations to the host")
     sent_bytes = on_host.verdict.measurement.host_bytes
     assert sent_bytes and on_host.added_seconds and on_host.verdict.seconds
-    rate = device(CARD).pcie.sustained_bytes_per_second
+    rate = device(CARD).host_link.sustained_bytes_per_second
     assert on_host.added_seconds == pytest.approx(2 * sent_bytes / rate, rel=1e-6)
     assert on_host.row()["added a step"].startswith(("+", "under"))
 
@@ -70,7 +70,7 @@ def test_two_sizes_on_the_host_are_not_one_time(tiny: Path) -> None:
     assert one.seconds and twice.seconds
     host = [verdict.measurement.host_bytes or 0 for verdict in (one, twice)]
     assert host[1] > 1.5 * host[0]
-    rate = device(CARD).pcie.sustained_bytes_per_second
+    rate = device(CARD).host_link.sustained_bytes_per_second
     for verdict, sent_bytes in zip((one, twice), host, strict=True):
         kept = verdict.recipe and verdict.recipe.but(offload_activations=False)
         without = trials.verdict(kept) if kept else verdict

@@ -72,7 +72,7 @@ def test_it_saves_what_the_two_verdicts_differ_by_and_takes_longer(tiny: Path) -
     assert "CPUOffloadPolicy" in cure.line and "PCIe" in cure.costs
     assert tried.row()["costs"].endswith("MiB of tensors on the host")
     up_seconds = (
-        2 * 4 * 1.9e6 / bandwidth_in_training(device(CARD).pcie)
+        2 * 4 * 1.9e6 / bandwidth_in_training(device(CARD).host_link)
     )  # fp32 weights, for both passes
     assert tried.added_seconds and tried.added_seconds > up_seconds
 

@@ -53,7 +53,16 @@ def test_no_field_carries_code_into_the_script(kind: type) -> None:
     plan = Plan(framework=FRAMEWORKS["fp32"], lora=Lora())
     cluster = Cluster(gpu=device("A100-80GB"), nodes=1)
     batch = Batch(sequences=16, sequence_length=16)
-    rows = [TINY, cluster, plan, batch, plan.lora, plan.framework, cluster.gpu, device("T4").pcie]
+    rows = [
+        TINY,
+        cluster,
+        plan,
+        batch,
+        plan.lora,
+        plan.framework,
+        cluster.gpu,
+        device("T4").host_link,
+    ]
     row = next(row for row in rows if type(row) is kind)
     for field in fields(kind):
         try:

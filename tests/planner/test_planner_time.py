@@ -36,6 +36,7 @@ from utils.planner.step_seconds.kernels import (
     matmul_seconds,
     memory_seconds,
     shape_efficiency,
+    sustained_share,
 )
 from utils.planner.step_seconds.step_end import data_parallel_seconds
 from utils.units import GB, Evidence
@@ -145,6 +146,15 @@ def test_a_card_has_waves_of_its_own_multiprocessors() -> None:
     full, over = (9 * 256, 8 * 128, 8192), (10 * 256, 8 * 128, 8192)
     assert matmul_seconds(a10, *over) / matmul_seconds(a10, *full) > 1.4
     assert matmul_seconds(rtx_3090, *over) / matmul_seconds(rtx_3090, *full) < 1.02
+
+
+def test_another_maker_s_device_gets_neither_hopper_s_share_nor_its_attention():
+    """Its gfx number reads like a capability between Hopper's and Blackwell's."""
+    mi300x = device("MI300X")
+    assert sustained_share(mi300x) == pytest.approx((0.95 + 0.735 + 0.61) / 3)
+    for generation in (2, 3, None):
+        rate = flash_flops_per_second(mi300x, generation, 1e6)
+        assert rate == pytest.approx(0.61 / 0.87 * 668.4e12, rel=1e-3)  # below its ceiling
 
 
 def test_flash_attention_runs_at_the_rate_of_its_generation():
@@ -265,7 +275,7 @@ def test_a_name_of_the_catalog_stands_for_the_shape(name):
         (lambda: estimate(GPT, Plan(dp=8), NODE, BATCH), "cluster is .*must be of type Cluster"),
         (lambda: search(GPT, NODE, 64), "batch is 64; it must be of type Batch"),
         (lambda: Plan(dp=8).check(GPT, 64), "batch is 64; it must be of type Batch"),
-        (lambda: cost(Plan(dp=8), 1e9), "plan is .*must be of type Estimate"),
+        (lambda: cost(Plan(dp=8), 1e9), "estimate is .*must be of type Estimate"),
         (lambda: cost(estimated(dp=8), math.nan), "tokens is nan"),
         (lambda: explain(Plan(dp=8)), "chosen is .*must be of type Estimate"),
         (lambda: goodput("H100"), "must be of type Cluster"),

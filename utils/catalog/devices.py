@@ -6,255 +6,175 @@ apart, with float32 accumulation. A peak of None: the device has no unit for tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import date
 
 from utils.catalog import links
 from utils.catalog.age import age_days, is_old
-from utils.catalog.links import Link
+from utils.catalog.device_facts import Device
 from utils.catalog.lookup import find
-from utils.rules import above_zero
 from utils.units import GB, MIB
-
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """One GPU model.
-
-    Attributes:
-        name: What `device` finds it by.
-        memory_gb: The size printed on the box, for names and tables; not a byte count.
-        memory_bytes: What CUDA reports as total memory, so what an allocator can hope for. It is
-            below the chips' size (error correction and the driver take a part) and differs by up
-            to 1% between drivers; the lowest of the usual figures is kept.
-        memory_bytes_per_second: Peak bandwidth of the device's memory.
-        capability: CUDA compute capability.
-        multiprocessors: Streaming multiprocessors (AMD: compute units) that the card has switched on, by
-            its maker's architecture paper.
-        fp32_tflops, tf32_tflops, fp16_tflops, bf16_tflops, fp8_tflops: Peak of matrix products in
-            that type, in 10**12 FLOP/s as data sheets print it; None without a unit for it.
-        matmul_ceiling_tflops, fp8_ceiling_tflops: The fastest product that the source measured in
-            bfloat16 and in fp8, in 10**12 FLOP/s; None where it measured none.
-        nvlink: The link to other GPUs of the node (AMD's Infinity Fabric too), None without one.
-        pcie: The link to the host; NVLink-C2C on Grace.
-        board_watts: The most that the card may draw, by its data sheet; None where it was not read.
-        memory_source, flops_source, ceiling_source, power_source: Where the figures were read.
-        as_of: The day they were read.
-    """
-
-    name: str
-    memory_gb: int
-    memory_bytes: int
-    memory_bytes_per_second: float
-    capability: tuple[int, int]
-    multiprocessors: int
-    fp32_tflops: float
-    fp16_tflops: float
-    pcie: Link
-    memory_source: str
-    flops_source: str
-    tf32_tflops: float | None = None
-    bf16_tflops: float | None = None
-    fp8_tflops: float | None = None
-    nvlink: Link | None = None
-    matmul_ceiling_tflops: float | None = None
-    fp8_ceiling_tflops: float | None = None
-    board_watts: float | None = None
-    ceiling_source: str = ""
-    power_source: str = ""
-    as_of: str = "2026-11-21"
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a memory, a rate or a power that is not above zero."""
-        rates = {f"{key}_tflops": getattr(self, f"{key}_tflops") for key in DTYPES}
-        above_zero(
-            f"device {self.name}", memory_gb=self.memory_gb, memory_bytes=self.memory_bytes,
-            memory_bytes_per_second=self.memory_bytes_per_second, board_watts=self.board_watts,
-            multiprocessors=self.multiprocessors,
-            matmul_ceiling_tflops=self.matmul_ceiling_tflops,
-            fp8_ceiling_tflops=self.fp8_ceiling_tflops, **rates,
-        )  # fmt: skip
-
-    @property
-    def bf16_native(self) -> bool:
-        """Whether it computes bfloat16 itself (capability 8.0 on); older ones emulate it."""
-        return self.capability >= (8, 0)
-
-    @property
-    def fp8_native(self) -> bool:
-        """Whether it has units for fp8 products."""
-        return self.fp8_tflops is not None
-
-    @property
-    def mxfp8_native(self) -> bool:
-        """Whether its fp8 units take a scale for each block of 32: NVIDIA's Blackwell on."""
-        return self.fp8_native and self.capability >= (10, 0)
-
-    @property
-    def peer_link(self) -> Link:
-        """The fastest link to another GPU of the same node."""
-        return self.nvlink or self.pcie
-
-    def peak_flops_per_second(self, dtype: str) -> float:
-        """Peak dense FLOP/s in "fp32", "tf32", "fp16", "bf16" or "fp8".
-
-        Raises:
-            ValueError: no such type, or the device has no unit for it.
-        """
-        peaks = {key: getattr(self, f"{key}_tflops") for key in DTYPES}
-        peak = peaks.get(dtype)
-        if peak is None:
-            known = ", ".join(key for key, value in peaks.items() if value)
-            raise ValueError(f"{self.name} has no units for {dtype!r}; it has them for {known}.")
-        return peak * 1e12
-
 
 _REPORTED = "total_memory that PyTorch printed in public logs"
 _PRINTED = "total capacity that PyTorch prints when memory runs out, in public logs"
 _A100_POWER = "glennklockwood.com/garden/processors/A100 (SXM4), after NVIDIA's data sheet"
 _TDP = "verda.com/blog/gb300-nvl72-architecture, table of thermal design power"
 _SPECS = "stas00/ml-engineering, compute/accelerator/README.md"
+_READ = "2026-11-21"
 
 _ROWS = [
     Device(
         name="T4", memory_gb=16, memory_bytes=15_095 * MIB, memory_bytes_per_second=320 * GB,
-        capability=(7, 5), multiprocessors=40, fp32_tflops=8.1, fp16_tflops=65, pcie=links.PCIE_3_X16,
+        capability=(7, 5), multiprocessors=40, fp32_tflops=8.1, fp16_tflops=65, host_link=links.PCIE_3_X16,
         memory_source=f"{_REPORTED} (15,095 to 15,110 MiB); 320 GB/s: sysrqmts.com, Tesla T4",
         flops_source="NVIDIA T4 data sheet, as listed in Lightning's throughput.py",
+        as_of=_READ,
     ),
     Device(
         name="V100-16GB", memory_gb=16, memory_bytes=16_130 * MIB,
         memory_bytes_per_second=900 * GB, capability=(7, 0), multiprocessors=80, fp32_tflops=15.7,
-        fp16_tflops=125, nvlink=links.NVLINK_2, pcie=links.PCIE_3_X16,
+        fp16_tflops=125, gpu_link=links.NVLINK_2, host_link=links.PCIE_3_X16,
         memory_source=f"{_REPORTED} (16,130 to 16,160 MiB); 900 GB/s: NVIDIA V100 data sheet",
         flops_source="NVIDIA V100 data sheet (SXM2), as listed in Lightning's throughput.py",
+        as_of=_READ,
     ),
     Device(
         name="V100-32GB", memory_gb=32, memory_bytes=32_494 * MIB,
         memory_bytes_per_second=900 * GB, capability=(7, 0), multiprocessors=80, fp32_tflops=15.7,
-        fp16_tflops=125, nvlink=links.NVLINK_2, pcie=links.PCIE_3_X16,
+        fp16_tflops=125, gpu_link=links.NVLINK_2, host_link=links.PCIE_3_X16,
         memory_source=f"{_REPORTED} (32,494 to 32,510 MiB); 900 GB/s: NVIDIA V100 data sheet",
         flops_source="NVIDIA V100 data sheet (SXM2), as listed in Lightning's throughput.py",
+        as_of=_READ,
     ),
     Device(
         name="A10", memory_gb=24, memory_bytes=22_587 * MIB, memory_bytes_per_second=600 * GB,
         capability=(8, 6), multiprocessors=72, fp32_tflops=31.2, tf32_tflops=62.5, fp16_tflops=125, bf16_tflops=125,
-        pcie=links.PCIE_4_X16,
+        host_link=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} for the A10G, which has the same memory (22,587 to 22,723 "
         "MiB); 600 GB/s: cli99/llm-analysis, A10 configuration",
         flops_source="NVIDIA A10 data sheet, as listed in MosaicML Composer's speed monitor",
         board_watts=150, power_source="gist.github.com/kimbochen, table of GPUs",
+        as_of=_READ,
     ),
     Device(
         name="L4", memory_gb=24, memory_bytes=22_563 * MIB, memory_bytes_per_second=300 * GB,
         capability=(8, 9), multiprocessors=58, fp32_tflops=30.3, tf32_tflops=60, fp16_tflops=121, bf16_tflops=121,
-        fp8_tflops=242.5, pcie=links.PCIE_4_X16,
+        fp8_tflops=242.5, host_link=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} (22,563 to 22,693 MiB); 300 GB/s: NVIDIA L4 data sheet",
         flops_source="NVIDIA L4 data sheet, its figures with sparsity halved",
+        as_of=_READ,
     ),
     Device(
         name="RTX 3090", memory_gb=24, memory_bytes=24_259 * MIB,
         memory_bytes_per_second=936 * GB, capability=(8, 6), multiprocessors=82, fp32_tflops=35.6, tf32_tflops=35.6,
-        fp16_tflops=71, bf16_tflops=71, pcie=links.PCIE_4_X16,
+        fp16_tflops=71, bf16_tflops=71, host_link=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} (24,259 to 24,268 MiB on Linux); 936 GB/s: NVIDIA GA102 paper",
         flops_source="NVIDIA GA102 white paper (float32 accumulation)",
+        as_of=_READ,
     ),
     Device(
         name="RTX 4090", memory_gb=24, memory_bytes=24_217 * MIB,
         memory_bytes_per_second=1008 * GB, capability=(8, 9), multiprocessors=128, fp32_tflops=82.6,
         tf32_tflops=82.6, fp16_tflops=165.2, bf16_tflops=165.2, fp8_tflops=330.3,
-        pcie=links.PCIE_4_X16,
+        host_link=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} (24,217 MiB on Linux); 1,008 GB/s: NVIDIA Ada white paper",
         flops_source="NVIDIA Ada white paper, appendix A (float32 accumulation)",
+        as_of=_READ,
     ),
     Device(
         name="A100-40GB", memory_gb=40, memory_bytes=40_441 * MIB,
         memory_bytes_per_second=1555 * GB, capability=(8, 0), multiprocessors=108, fp32_tflops=19.5, tf32_tflops=156,
-        fp16_tflops=312, bf16_tflops=312, nvlink=links.NVLINK_3, pcie=links.PCIE_4_X16,
+        fp16_tflops=312, bf16_tflops=312, gpu_link=links.NVLINK_3, host_link=links.PCIE_4_X16,
         matmul_ceiling_tflops=271.2, ceiling_source=f"{_SPECS}: measured on the 80 GB card",
         memory_source=f"{_REPORTED} (40,441 to 40,536 MiB); 1,555 GB/s: NVIDIA A100 data sheet",
         flops_source=f"{_SPECS} (SXM)",
         board_watts=400, power_source=_A100_POWER,
+        as_of=_READ,
     ),
     Device(
         name="A100-80GB", memory_gb=80, memory_bytes=81_038 * MIB,
         memory_bytes_per_second=2039 * GB, capability=(8, 0), multiprocessors=108, fp32_tflops=19.5, tf32_tflops=156,
-        fp16_tflops=312, bf16_tflops=312, nvlink=links.NVLINK_3, pcie=links.PCIE_4_X16,
+        fp16_tflops=312, bf16_tflops=312, gpu_link=links.NVLINK_3, host_link=links.PCIE_4_X16,
         matmul_ceiling_tflops=271.2, ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_REPORTED} (81,038 to 81,251 MiB); 2,039 GB/s: NVIDIA A100 data sheet",
         flops_source=f"{_SPECS} (SXM)",
         board_watts=400, power_source=_A100_POWER,
+        as_of=_READ,
     ),
     Device(
         name="H100", memory_gb=80, memory_bytes=81_082 * MIB,
         memory_bytes_per_second=3350 * GB, capability=(9, 0), multiprocessors=132, fp32_tflops=67, tf32_tflops=494.5,
-        fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, nvlink=links.NVLINK_4,
-        pcie=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1402.6,
+        fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, gpu_link=links.NVLINK_4,
+        host_link=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1402.6,
         ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_REPORTED} (81,082 to 81,090 MiB); 3,350 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM)",
         board_watts=700, power_source="tweaktown.com/news/97059 (SXM)",
+        as_of=_READ,
     ),
     Device(
         name="H200", memory_gb=141, memory_bytes=143_156 * MIB,
         memory_bytes_per_second=4800 * GB, capability=(9, 0), multiprocessors=132, fp32_tflops=67, tf32_tflops=494.5,
-        fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, nvlink=links.NVLINK_4,
-        pcie=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1453.4,
+        fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, gpu_link=links.NVLINK_4,
+        host_link=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1453.4,
         ceiling_source=f"{_SPECS}: bf16 as on H100, fp8 measured on H200, torch 2.7",
         memory_source=f"{_REPORTED} (143,156 MiB); 4,800 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM)",
         board_watts=700, power_source="gigazine.net/gsc_news/en/20240306-nvidia-gpu-1000w",
+        as_of=_READ,
     ),
     Device(
         name="B200", memory_gb=180, memory_bytes=182_631 * MIB,
         memory_bytes_per_second=8000 * GB, capability=(10, 0), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1125, fp16_tflops=2250, bf16_tflops=2250, fp8_tflops=4500,
-        nvlink=links.NVLINK_5, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=1745, fp8_ceiling_tflops=3432.5,
+        gpu_link=links.NVLINK_5, host_link=links.PCIE_5_X16, matmul_ceiling_tflops=1745, fp8_ceiling_tflops=3432.5,
         ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_REPORTED} (182,631 to 182,642 MiB); 8,000 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM); fp32: glennklockwood.com/garden/processors/B200 (HGX)",
         board_watts=1000, power_source=_TDP,
+        as_of=_READ,
     ),
     Device(
         name="B300", memory_gb=288, memory_bytes=274_109 * MIB,
         memory_bytes_per_second=8000 * GB, capability=(10, 3), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1125, fp16_tflops=2250, bf16_tflops=2250, fp8_tflops=4500,
-        nvlink=links.NVLINK_5, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=1769,
+        gpu_link=links.NVLINK_5, host_link=links.PCIE_5_X16, matmul_ceiling_tflops=1769,
         fp8_ceiling_tflops=3353.3, ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_PRINTED} (267.69 GiB); 8,000 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM), after NVIDIA's DGX B300 data sheet",
         board_watts=1100, power_source=_TDP,
+        as_of=_READ,
     ),
     Device(
         name="GB200", memory_gb=186, memory_bytes=188_728 * MIB,
         memory_bytes_per_second=8000 * GB, capability=(10, 0), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1250, fp16_tflops=2500, bf16_tflops=2500, fp8_tflops=5000,
-        nvlink=links.NVLINK_5, pcie=links.NVLINK_C2C, matmul_ceiling_tflops=1822,
+        gpu_link=links.NVLINK_5, host_link=links.NVLINK_C2C, matmul_ceiling_tflops=1822,
         fp8_ceiling_tflops=3615.6, ceiling_source=f"{_SPECS}: maximum achievable, GB200 SXM",
         memory_source=f"{_PRINTED} (184.31 GiB); 8,000 GB/s: {_SPECS} (GB200 SXM)",
         flops_source=f"{_SPECS}, one of the superchip's two GPUs, after NVIDIA's GB200 NVL72 page",
         board_watts=1200, power_source=_TDP,
+        as_of=_READ,
     ),
     Device(
         name="GB300", memory_gb=278, memory_bytes=283_130 * MIB,
         memory_bytes_per_second=8000 * GB, capability=(10, 3), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1250, fp16_tflops=2500, bf16_tflops=2500, fp8_tflops=5000,
-        nvlink=links.NVLINK_5, pcie=links.NVLINK_C2C,
+        gpu_link=links.NVLINK_5, host_link=links.NVLINK_C2C,
         memory_source=f"{_PRINTED} (276.50 GiB); 20 TB for 72: Google Cloud, A4X Max; 8,000 GB/s: "
         f"B300's, {_SPECS}",
         flops_source=f"{_SPECS}, after NVIDIA's GB300 NVL72 page",
         board_watts=1400, power_source=_TDP,
+        as_of=_READ,
     ),
     Device(
-        name="MI300X", memory_gb=192, memory_bytes=196_592 * MIB,
+        name="MI300X", vendor="AMD", memory_gb=192, memory_bytes=196_592 * MIB,
         memory_bytes_per_second=5300 * GB, capability=(9, 4), multiprocessors=304, fp32_tflops=163.4,
         tf32_tflops=653.7, fp16_tflops=1307, bf16_tflops=1307, fp8_tflops=2610,
-        nvlink=links.INFINITY_FABRIC_3, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=668.4,
+        gpu_link=links.INFINITY_FABRIC_3, host_link=links.PCIE_5_X16, matmul_ceiling_tflops=668.4,
         ceiling_source=f"{_SPECS}: maximum achievable, torch 2.5 with ROCm 6.3",
         memory_source=f"{_REPORTED} (196,592 MiB); 5,300 GB/s: {_SPECS}, after AMD's page",
         flops_source=f"{_SPECS}, after AMD's MI300X page; the capability is ROCm's gfx942",
+        as_of=_READ,
     ),
 ]  # fmt: skip
 

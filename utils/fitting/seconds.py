@@ -79,7 +79,7 @@ def _copy_seconds(sent_bytes: float, card: str) -> tuple[float, float, float]:
     `torch.autograd.graph.save_on_cpu` copies without waiting for the host, but on the stream that
     computes: the next kernel starts after the copy, so that none of it is hidden.
     """
-    link, both_ways = device(card).pcie, 2 * sent_bytes
+    link, both_ways = device(card).host_link, 2 * sent_bytes
     return (
         both_ways / link.link_bytes_per_second,
         both_ways / link.sustained_bytes_per_second,
@@ -99,7 +99,9 @@ def _waiting_seconds(shape: ModelShape, recipe: Recipe, lora: Lora | None, card:
     held_bytes = WEIGHT_BYTES[recipe.weights] * shape.parameter_count
     more_bytes = held_bytes - framework("fsdp").gathered_bytes * trained
     passes = 2 * recipe.accumulation
-    return passes * max(0.0, more_bytes) / recipe.cards / bandwidth_in_training(device(card).pcie)
+    return (
+        passes * max(0.0, more_bytes) / recipe.cards / bandwidth_in_training(device(card).host_link)
+    )
 
 
 def exchanged_bytes(shape: ModelShape, recipe: Recipe) -> tuple[float, ...]:

@@ -120,7 +120,7 @@ check("15.gb_per_gpu", gb_per_gpu)
 # %%
 a100, hdr = device("A100-80GB"), link("InfiniBand HDR")
 ceiling = a100.matmul_ceiling_tflops
-nvlink = a100.nvlink.link_bytes_per_second
+nvlink = a100.gpu_link.link_bytes_per_second
 print(f"data sheet {a100.bf16_tflops:.0f} TFLOP/s, fastest product measured {ceiling:.0f} ({ceiling / a100.bf16_tflops:.0%})")
 print(f"NVLink {nvlink / 1e9:.0f} GB/s a direction, network {hdr.link_bytes_per_second / 1e9:.0f} for each GPU")
 for row in (price("A100-80GB"), price("A100-80GB", "Lambda"), price("A100-80GB", kind="spot")):

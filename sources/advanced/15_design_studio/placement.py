@@ -85,7 +85,7 @@ def _links(found: Estimate) -> list[tuple[str, str]]:
     that takes at the link's line rate."""
     plan, cluster = found.plan, found.cluster
     sent = axis_bytes(found.model, plan, found.batch)[1]
-    near = cluster.device.nvlink
+    near = cluster.device.gpu_link
     speed = (
         f"NVLink, {near.link_bytes_per_second / GB:.0f} GB/s a direction" if near else "the node"
     )

@@ -211,7 +211,7 @@ def _priced(design: Estimate) -> list[str]:
         n
         for n in names
         if n in DEVICES
-        and DEVICES[n].nvlink
+        and DEVICES[n].gpu_link
         and DEVICES[n].name != mine.name
         and DEVICES[n].memory_bytes >= mine.memory_bytes / 2
     ]

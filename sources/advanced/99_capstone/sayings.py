@@ -39,7 +39,7 @@ class Saying(NamedTuple):
 def seven_numbers() -> list[Saying]:
     """What is quoted, from the sources in its last column; what is right, published or predicted."""
     a100, states = device("A100-80GB"), 175e9 / 64 / GB
-    nvlink = a100.nvlink.link_bytes_per_second / GB if a100.nvlink else 0.0
+    nvlink = a100.gpu_link.link_bytes_per_second / GB if a100.gpu_link else 0.0
     counted = _trillion_hfu_percent()
     rows = [
         ("A100: NVLink in one direction", 600, nvlink, "GB/s", "both directions added (data sheet)"),

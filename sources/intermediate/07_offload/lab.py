@@ -162,7 +162,7 @@ check("07.best_choice", best_choice)
 
 # %%
 shape, card = model_shape("llama-2-7b"), gpu("RTX 4090")
-P, link = shape.parameter_count, card.pcie.link_bytes_per_second
+P, link = shape.parameter_count, card.host_link.link_bytes_per_second
 for tokens, host_gb in ((2048, 64), (2048, 128), (16384, 128), (32768, 128)):
     edges = 2 * tokens * shape.hidden * shape.layers
     items = [OffloadItem("optimizer state", 12 * P, 16 * P, 0, 2 * P, 0.25e-9 * P),

@@ -32,4 +32,4 @@ def training_speeds(shape: ModelShape, name: str) -> Speeds:
     told = estimate(shape, cluster, Plan(micro_batch=4, **how), TEXTS)
     operations = CHECKPOINTED_FLOPS * shape.parameter_count * TEXTS.tokens
     compute_seconds = told.step_seconds - told.time.optimizer
-    return Speeds(operations / compute_seconds, card.pcie.sustained_bytes_per_second)
+    return Speeds(operations / compute_seconds, card.host_link.sustained_bytes_per_second)

@@ -179,7 +179,7 @@ def send_seconds(cluster: Cluster, crosses_nodes: bool, sent_bytes: float) -> fl
 
 def hop_seconds(cluster: Cluster) -> float:
     """Latency from one device of a node to the next."""
-    return NVLINK_HOP_SECONDS if cluster.device.nvlink else PCIE_HOP_SECONDS
+    return NVLINK_HOP_SECONDS if cluster.device.gpu_link else PCIE_HOP_SECONDS
 
 
 @lru_cache(maxsize=10_000)

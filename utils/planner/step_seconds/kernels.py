@@ -13,12 +13,16 @@ import math
 from functools import lru_cache
 
 from utils.catalog import Device
+from utils.catalog.device_facts import NVIDIA
 from utils.planner import calibration
 
 # (rows, columns) of an output tile, and its rate beside the largest: a smaller tile reads its
 # inputs more often (same guide, figure on tile sizes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
 MEASURED_CEILING = 0.8  # of peak, where nobody measured the device's ceiling: A100 0.87, H100 0.80
+MEAN_SUSTAINED = (
+    calibration.AMPERE_SUSTAINED + calibration.HOPPER_SUSTAINED + calibration.BLACKWELL_SUSTAINED
+) / 3  # for other makers' devices
 ALIGNMENT = 8  # elements of 2 bytes
 # The power limits of A100, H100 and B200, whose rows set the shares that products sustain. Blackwell
 # Ultra (10.3) is compared with B200.
@@ -37,6 +41,9 @@ OLDER_INSTRUCTIONS = 0.62
 # Sequence at which causal attention runs at half that rate: of FlashAttention-2's 335 TFLOP/s on an
 # H100 it reaches 191 at 512, 260 at 1,024, 298 at 2,048 (Shah et al. 2024, figure 5).
 FLASH_HALF_SEQUENCE = 300
+# Flash attention of another maker, beside the fastest product measured on its device: as generation 2
+# on an A100, whose ceiling is 0.87 of its peak. Not compared with any run.
+FLASH_ELSEWHERE = FLASH[2][1] / 0.87
 
 
 def ceiling_flops_per_second(gpu: Device, precision: str = "bf16") -> float:
@@ -54,14 +61,17 @@ def sustained_share(gpu: Device, precision: str = "bf16") -> float:
 
     Power rises with frequency times voltage squared, and voltage with frequency: a limit allows
     clocks as its cube root. Beside the limit of the device whose rows set the share, and only for
-    the same generation; ceilings are of short runs.
+    the same generation; ceilings are of short runs. A maker of whom no run was published here gets
+    the mean of those of whom there are: it was compared with nothing.
     """
-    if gpu.capability >= (10, 0):
+    if gpu.vendor != NVIDIA:
+        share = MEAN_SUSTAINED
+    elif gpu.capability >= (10, 0):
         share = calibration.BLACKWELL_SUSTAINED
     else:
         hopper = gpu.capability >= (9, 0)
         share = calibration.HOPPER_SUSTAINED if hopper else calibration.AMPERE_SUSTAINED
-    if gpu.board_watts and gpu.capability in LIMIT_WATTS:
+    if gpu.vendor == NVIDIA and gpu.board_watts and gpu.capability in LIMIT_WATTS:
         share *= (gpu.board_watts / LIMIT_WATTS[gpu.capability]) ** (1 / 3)
     return share * (1.0 if precision == "bf16" else calibration.FP8_SUSTAINED)
 
@@ -101,6 +111,9 @@ def flash_flops_per_second(gpu: Device, generation: int | None, sequence_length:
         generation: Of the kernel, see `FLASH`; None for the newest that the device runs.
         sequence_length: s.
     """
+    if gpu.vendor != NVIDIA:
+        rate = FLASH_ELSEWHERE * ceiling_flops_per_second(gpu)
+        return rate / (1 + FLASH_HALF_SEQUENCE / sequence_length)
     major = gpu.capability[0]
     newest = max((g for g, (native, _) in FLASH.items() if native <= major), default=1)
     native, share = FLASH[min(generation or newest, newest)]

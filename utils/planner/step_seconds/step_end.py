@@ -90,7 +90,7 @@ def _update_seconds(context: ClusterPlanContext, count: float) -> float:
     held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
     if plan.offload == "none":
         return memory_seconds(gpu, ADAM_BYTES * shard + CLIP_BYTES * held)
-    pcie = bandwidth_in_training(gpu.pcie)
+    pcie = bandwidth_in_training(gpu.host_link)
     there = shard * (rules.gradient_bytes + rules.gathered_bytes) / pcie
     on_host = shard * context.cluster.gpus_per_node * HOST_ADAM_SECONDS
     streamed = 2 * context.micro_batches * shard * rules.gathered_bytes / pcie

@@ -157,7 +157,7 @@ def _away_seconds(context: ClusterPlanContext, stage: Stage) -> float:
         return 0.0
     some = stage.layers if plan.offload_layers is None else plan.offload_layers
     size = min(some, stage.layers) * context.activations.kept[stage.kind]
-    return size / bandwidth_in_training(context.gpu.pcie)
+    return size / bandwidth_in_training(context.gpu.host_link)
 
 
 def launch_seconds(context: PlanContext, stage: Stage) -> tuple[float, float]:
