@@ -1,4 +1,4 @@
-"""The flight recorder: what it records, what it blames, and that it changes nothing."""
+"""The recorder of a mixed-precision run: what it records, what it blames, and that it changes nothing."""
 
 from __future__ import annotations
 
