@@ -117,7 +117,7 @@ beside_recorded("qlora").T.style.format("{:.2f}").set_caption("Qwen2.5-7B, rank 
 # to the step.
 #
 # Below the table stands the line of code for each change but expandable segments, which the script sets. The script further down
-# has the bodies of `chunk_loss` and `checkpoint_blocks`.
+# has the bodies of `chunk_loss` and `checkpoint_each`.
 
 # %%
 best = found.together
@@ -216,7 +216,6 @@ explore(verdict_of, first, model=model_names(), card=list(DEVICES), method=list(
 # lists of tensors. `fused=True` does not, and as the second change it saves gigabytes.
 #
 # All weights are trained here, so the 12% have no evidence for this program: read *just* as "close", and measure.
-# `checkpoint_blocks` is here the course's function of that name, which takes a list of blocks; the script's takes a model.
 
 # %%
 def build():

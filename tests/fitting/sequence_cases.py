@@ -67,7 +67,7 @@ def made(config: Any, recipe: Recipe, fault: Fault | None = None) -> tuple[Any, 
     model = model.to(DTYPES[recipe.weights])
     shares, cards = recipe.sequence_cards > 1, recipe.sequence_cards
     if recipe.checkpointing:
-        training_program.checkpoint_blocks(model, recipe.checkpointing)
+        training_program.checkpoint_each(model, recipe.checkpointing)
     if recipe.loss == "chunked":
         (sequence_program.chunk_own_loss if shares else training_program.chunk_loss)(model)
     if shares:

@@ -68,11 +68,9 @@ PARTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "PyTorch's own AdamW": {"optimizer": "adamw-foreach"},
     "two micro-batches": {"pieces": 2},
-    "all blocks checkpointed": {
-        "change": lambda model: training_program.checkpoint_blocks(model, 1)
-    },
+    "all blocks checkpointed": {"change": lambda model: training_program.checkpoint_each(model, 1)},
     "each second block checkpointed": {
-        "change": lambda model: training_program.checkpoint_blocks(model, 2)
+        "change": lambda model: training_program.checkpoint_each(model, 2)
     },
     "chunked loss": {"change": training_program.chunk_loss},
     "activations on the host": {"context": training_program.on_the_host},
@@ -93,7 +91,7 @@ def test_those_blocks_alone_are_checkpointed(
     every: int, spared: int, first: str, tiny: Path
 ) -> None:
     model = model_of(tiny)
-    training_program.checkpoint_blocks(model, every, spared)
+    training_program.checkpoint_each(model, every, spared)
     flags = ["NY"[layer.gradient_checkpointing] for layer in model.model.layers]
     assert "".join(flags[:6]) == first
 

@@ -106,7 +106,7 @@ def checkpointing_of(every: int, spared: int = 0) -> Cure:
     return Cure(
         f"checkpointing of {blocks}",
         {"checkpointing": every, "spared": spared},
-        f"checkpoint_blocks(model, {given}){hint}",
+        f"checkpoint_each(model, {given}){hint}",
         f"{share} forward runs twice",
     )
 

@@ -118,7 +118,7 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     if not recipe.is_sharded:  # FSDP2 moves blocks itself, and calls a simulated card by its mesh
         model = model.to("cuda")
     if recipe.checkpointing:
-        training_program.checkpoint_blocks(model, recipe.checkpointing, recipe.spared)
+        training_program.checkpoint_each(model, recipe.checkpointing, recipe.spared)
     if recipe.loss == "chunked":
         _check_has_chunked_loss()
         (sequence_program.chunk_own_loss if shared else training_program.chunk_loss)(model)

@@ -179,7 +179,7 @@ def _constants(verdict: FitVerdict, recipe: Recipe, source: str) -> Iterator[str
 
 def _parts(recipe: Recipe) -> Iterator[Callable[..., Any]]:
     if recipe.checkpointing:
-        yield training_program.checkpoint_blocks
+        yield training_program.checkpoint_each
     if recipe.is_frozen:
         yield training_program.add_adapters
     if recipe.is_sharded:
@@ -224,7 +224,7 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
     yield "    model.config.use_cache = False"
     if recipe.checkpointing:
         spared = f", spared={recipe.spared}" if recipe.spared else ""
-        yield f"    checkpoint_blocks(model, every={recipe.checkpointing}{spared})"
+        yield f"    checkpoint_each(model, every={recipe.checkpointing}{spared})"
     if recipe.loss == "chunked":
         yield f"    {'chunk_own_loss' if recipe.sequence_cards > 1 else 'chunk_loss'}(model)"
     if recipe.sequence_cards > 1:

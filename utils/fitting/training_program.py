@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 
-def checkpoint_blocks(model: Any, every: int, spared: int = 0) -> None:
+def checkpoint_each(model: Any, every: int, spared: int = 0) -> None:
     """Recompute each `every`-th block in backward, but not each `spared`-th, in place.
 
     `model` is one of transformers.

@@ -25,7 +25,7 @@ from utils.ranks.killable import run_to_outcome
 Check = Callable[[Any], Verdict]
 # Of a right answer on a busy laptop: lab 10's take six seconds of a processor.
 TIMEOUT_SECONDS = 30.0
-_STARTS_RANKS = "starts_ranks"
+STARTS_RANKS = "starts_ranks"
 _GRADIENTS_OFF = (
     "torch.set_grad_enabled(False) holds for all that follows, in the whole process. "
     "`with torch.no_grad():` ends by itself, also where its lines raise."
@@ -60,7 +60,7 @@ def _report(name: str, answer: Any, timeout_seconds: float) -> Report:
     function = find(name)
     if reason := untouched(answer):
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
-    if not _callables_in(answer) or getattr(function, _STARTS_RANKS, False):
+    if not _callables_in(answer) or getattr(function, STARTS_RANKS, False):
         return Report(name, run_check(function, answer))
     return _check_in_process(name, function, answer, timeout_seconds)
 
@@ -71,7 +71,7 @@ def starts_ranks(function: Check) -> Check:
     It stays in the kernel's process, from which ranks start in a fraction of a second: they are
     processes of their own, with a timeout of their own.
     """
-    setattr(function, _STARTS_RANKS, True)
+    setattr(function, STARTS_RANKS, True)
     return function
 
 

@@ -1,7 +1,7 @@
 """One fine-tuning step of a Llama, whole or with adapters, small or simulated at its real size.
 
 What peft and bitsandbytes do, with the course's own layers: bitsandbytes' `Params4bit` cannot be
-made of tensors without data, `NF4Linear` can. tests/techniques/test_finetune.py holds the two stacks together.
+made of tensors without data, `NF4Linear` can. tests/models/test_finetune.py holds the two stacks together.
 """
 
 from __future__ import annotations
