@@ -1,6 +1,7 @@
 """Makes the folder of a new lesson: `python tools/new_lesson.py 21 advanced "Title of it"`.
 
-It holds lesson.py, lab.py with one exercise, checks.py, mistakes.py and monday.py, copied from `sources/_template/`. They
+It holds lesson.py, lab.py with one exercise, checks.py, mistakes.py and monday.py (a second half, such
+as 21a, the first and the last), copied from `sources/_template/`. They
 run as they are: write your own words and code over them. CONTRIBUTING.md says how to go on.
 """
 
@@ -16,6 +17,7 @@ from _folders import lesson_folders
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "sources/_template"
+OF_A_LAB = ("lab.py", "checks.py", "mistakes.py")  # a second half, such as 21a, has none
 TIERS = ("beginner", "intermediate", "advanced")
 USAGE = 'Write: python tools/new_lesson.py NUMBER TIER TITLE, such as 21 advanced "Title of it".'
 GO_ON = """{folder}/ is made. Give README.md's table of lessons its row:
@@ -58,7 +60,8 @@ def make(number: str, tier: str, title: str, root: Path = ROOT) -> Path:
         raise Refused(f"{number} is the number of {taken[0]}: write one that is free.")
     folder = root / "sources" / tier / f"{number}_{'_'.join(words)}"
     values = {"NUMBER": number, "TIER": tier, "TITLE": title.strip(), "FOLDER": folder.name}
-    shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    left_out = ("__pycache__", *OF_A_LAB * number[2:].isalpha())
+    shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns(*left_out))
     for file in folder.glob("*.py"):
         text = file.read_text(encoding="utf-8")
         text = re.sub("|".join(values), lambda found: values[found[0]], text)

@@ -151,7 +151,8 @@ def _unbound(
         return None
     for name in kwargs:
         if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, n=3, cutoff=0.3) or [*parameters]
+            offered = [each for each in parameters if each != "self"]
+            near = difflib.get_close_matches(name, offered, n=3, cutoff=0.3) or offered
             return f"{where}: there is no argument {name}. There is {', '.join(near)}."
     taken = [p for p in parameters.values() if p.name != "self"]
     needed = [p for p in taken if p.default is p.empty and p.kind not in (2, 4)]

@@ -17,10 +17,10 @@ from evidence.validation.comparison import Comparison
 from evidence.validation.eager import QWEN
 from evidence.validation.simulation_published import LLAMA_32_3B, LLAMA_PARAMETERS, PEFT_DEVICE
 from evidence.validation.tables import table, whole
+from utils.catalog import device
 from utils.fitting import Recipe
 from utils.fitting.recipe_simulation import simulated_step
 from utils.memory import Measurement
-from utils.simulation.devices import CONTEXT_BYTES
 from utils.units import GB
 
 PEFT_TARGETS = ("q_proj", "v_proj")
@@ -86,7 +86,7 @@ def qwen_rows(sizes: Container[str] = tuple(QWEN)) -> Iterator[Comparison]:
             checkpointing=1,
         )
         found = _step(config, recipe, QWEN_DEVICE)
-        shown = (_reserved_bytes(found) + CONTEXT_BYTES) / GB
+        shown = (_reserved_bytes(found) + device(QWEN_DEVICE).context_bytes) / GB
         case = f"{row['size']} s{row['seq_len']}"
         yield Comparison(
             "fit: Qwen LoRA",

@@ -137,6 +137,7 @@ def test_a_sentence_names_what_came_and_what_is_wanted(
         (lambda: Batch(64, 2048), r"Batch: every .* by its name: sequences=, .*Write Batch\(seq"),
         (lambda: Plan(4), r"Plan: every argument is given by its name: dp=.*lora=\.$"),
         (lambda: Cluster(gpus=16), "no argument gpus. There is gpu, gpus_per_node, "),
+        (lambda: Plan(seq_parallel=True), "no argument seq_parallel. There is sequence_parallel"),
     ],
 )
 def test_what_takes_names_alone_says_how_it_is_written(

@@ -101,3 +101,28 @@ def test_two_lessons_of_one_number_are_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Two lessons have the number 01: .* Rename one"):
         folders(tmp_path)
     assert SOURCES.name == "sources"
+
+
+def test_nothing_of_the_course_imports_by_an_earlier_name() -> None:
+    """Those are for labs of version 0.1 alone."""
+    own = Path(__file__).resolve()
+    houses = ("utils", "sources", "evidence", "tools", "tests")
+    files = [f for house in houses for f in sorted((ROOT / house).rglob("*.py")) if f != own]
+    earlier = [
+        f"{file.relative_to(ROOT)}: {node.module}.{alias.name}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("utils")
+        for alias in node.names
+        if today(node.module or "") or today(f"{node.module}.{alias.name}")
+        if node.module != "utils.labs" and not _is_there(node.module or "", alias.name)
+    ]
+    assert not earlier, f"import these by the names of today: {earlier}"
+
+
+def _is_there(module: str, name: str) -> bool:
+    """Whether today's module has that name, or a file of it."""
+    home = ROOT / module.replace(".", "/")
+    if not (home.with_suffix(".py").is_file() or home.is_dir()):
+        return module.startswith("utils.lessons.")
+    return today(module) == "" and not today(f"{module}.{name}")

@@ -84,7 +84,7 @@ def test_more_experts_a_token_keep_and_compute_more() -> None:
     kept = [row.peak.bytes_by_category["activations"] for row in (one, two)]
     assert kept[1] > 1.2 * kept[0] and two.time.matmul > 1.5 * one.time.matmul
     context = PlanContext(MIXTRAL, SPREAD, LONG)
-    assert routed_tokens(context) == 2 * context.tokens / 2
+    assert routed_tokens(context) == 2 * context.rank_tokens / 2
 
 
 def test_expert_parallelism_across_nodes_pays_for_the_network() -> None:

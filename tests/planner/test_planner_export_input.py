@@ -23,9 +23,11 @@ from utils.planner import (
 
 BAD = [
     (Plan(dp=2), "the cluster has 4. With the same tp, pp and cp, dp is 4"),
+    (Plan(pp=3), "Take tp * pp * cp that divides 4: 2 or 4"),
     (Plan(tp=3), "tp is 3 and does not divide 4"),
     (Plan(dp=4, micro_batch=3), "does not divide 16"),
-    (Plan(pp=5), "Largest pp at this: 4"),
+    (Plan(pp=5), "Largest pp: 4"),
+    (Plan(pp=3, virtual_stages=3), "Largest pp * virtual_stages: 4"),
 ]
 
 

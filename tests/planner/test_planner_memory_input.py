@@ -28,7 +28,7 @@ from utils.rules import nearest_divisors
         (lambda: Plan(dp=3).check(GPT, BATCH), "2 or 4"),
         (lambda: Plan(micro_batch=65).check(GPT, BATCH), "Largest micro_batch here: 64"),
         (lambda: Plan(dp=128).check(GPT, BATCH), "lower dp"),
-        (lambda: Plan(pp=64).check(GPT, BATCH), "Largest pp at this: 36"),
+        (lambda: Plan(pp=64).check(GPT, BATCH), "Largest pp: 36"),
         (lambda: Plan(pp=8, virtual_stages=2).check(GPT, BATCH), "36"),
         (lambda: Plan(pp=6, virtual_stages=2).check(GPT, BATCH), "micro-batches"),
         (lambda: Plan(cp=3).check(GPT, BATCH), "sequence_length"),

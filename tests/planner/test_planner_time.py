@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from plan_cases import BATCH, BIG, GPT, NODE, PLANS, cluster_of, estimated
 
-from utils.catalog import device, model_shape
+from utils.catalog import DEVICES, device, model_shape
 from utils.planner import (
     Batch,
     Cluster,
@@ -155,6 +155,22 @@ def test_another_maker_s_device_gets_neither_hopper_s_share_nor_its_attention():
     for generation in (2, 3, None):
         rate = flash_flops_per_second(mi300x, generation, 1e6)
         assert rate == pytest.approx(0.61 / 0.87 * 668.4e12, rel=1e-3)  # below its ceiling
+
+
+@pytest.mark.parametrize("name", [n for n, row in DEVICES.items() if row.vendor == "NVIDIA"])
+def test_the_capability_of_each_device_has_its_speeds(name):
+    assert sustained_share(device(name)) > 0.5 and flash_flops_per_second(device(name), None, 1e6)
+
+
+def test_a_card_of_blackwells_time_is_a_faster_ada():
+    """Neither Blackwell's share nor its attention: both are of a data center's 1,000 watts."""
+    ada = device("RTX 4090")
+    card = replace(ada, name="RTX 5090", capability=(12, 0), bf16_tflops=1.27 * ada.bf16_tflops)
+    assert sustained_share(card) == sustained_share(ada)
+    faster = flash_flops_per_second(card, None, 1e6) / flash_flops_per_second(ada, None, 1e6)
+    assert faster == pytest.approx(1.27)
+    with pytest.raises(ValueError, match=r"GPU has compute capability 14.0, .* SUSTAINED"):
+        sustained_share(replace(ada, name="GPU", capability=(14, 0)))
 
 
 def test_flash_attention_runs_at_the_rate_of_its_generation():

@@ -23,8 +23,9 @@ from evidence.validation.report import SOURCES, verdicts
 from evidence.validation.states import printed, zero_cells
 from evidence.validation.tables import FOLDER
 from utils.catalog import LINKS, SUSTAINED
-from utils.planner import calibration, collectives
+from utils.planner import calibration
 from utils.planner.plan_estimate import BYTES_INTERVAL, SECONDS_INTERVAL
+from utils.planner.step_seconds import collectives
 
 
 @pytest.fixture(scope="module")

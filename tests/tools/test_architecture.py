@@ -53,17 +53,24 @@ def test_every_file_that_the_page_names_is_there(named: str) -> None:
 
 
 READMES = [
-    (file.parent, name)
+    (file.parent, name, line)
     for file in sorted((ROOT / "utils").glob("*/README.md"))
-    for name in sorted(set(re.findall(r"`([\w/]+(?:/|\.\w+))`", file.read_text(encoding="utf-8"))))
+    for line in file.read_text(encoding="utf-8").split("\n- ")
+    for name in sorted(set(re.findall(r"`([\w/]+(?:/|\.\w+))`", line)))
     if not name.startswith("utils.")
 ]
 
 
-@pytest.mark.parametrize(("room", "named"), READMES, ids=[f"{r.name}-{n}" for r, n in READMES])
-def test_every_file_that_a_rooms_page_names_is_there(room: Path, named: str) -> None:
-    lessons = (ROOT / "sources").glob("*/*/")  # "hosts.py there": a page may lead to a lesson
-    homes = (room, ROOT, *(path for path in room.iterdir() if path.is_dir()), *lessons)
+@pytest.mark.parametrize(
+    ("room", "named", "line"), READMES, ids=[f"{r.name}-{n}" for r, n, _ in READMES]
+)
+def test_every_file_that_a_rooms_page_names_is_there(room: Path, named: str, line: str) -> None:
+    """A file of a lesson only where the line sends there: "lesson 11's `hosts.py`"."""
+    numbers = re.findall(r"[Ll]essons? (\w+)", line) + ["*"] * ("its lesson's folder" in line)
+    lessons = [path for n in numbers for path in (ROOT / "sources").glob(f"*/{n}_*/")]
+    catalog = ROOT / "utils/catalog" if "catalog" in line else room
+    inner = (path for path in room.iterdir() if path.is_dir())
+    homes = (room, ROOT, catalog, *inner, *lessons)
     assert any((home / named).exists() for home in homes), f"{room.name}/README.md names {named}"
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from utils.catalog.age import day_of
 from utils.catalog.links import Link
 from utils.rules import above_zero
+from utils.units import MIB
 
 NVIDIA = "NVIDIA"
+CONTEXT_BYTES, HOPPER_CONTEXT_BYTES = 500 * MIB, 768 * MIB
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
@@ -61,7 +64,8 @@ class Device:
     vendor: str = NVIDIA
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a memory, a rate or a power that is not above zero."""
+        """Raises ValueError for figures that are not above zero, and for a day that is none."""
+        day_of(self.as_of, f"device {self.name}")
         rates = {f"{key}_tflops": getattr(self, f"{key}_tflops") for key in DTYPES}
         above_zero(
             f"device {self.name}", memory_gb=self.memory_gb, memory_bytes=self.memory_bytes,
@@ -84,7 +88,16 @@ class Device:
     @property
     def mxfp8_native(self) -> bool:
         """Whether its fp8 units take a scale for each block of 32: NVIDIA's Blackwell on."""
-        return self.fp8_native and self.capability >= (10, 0)
+        return self.vendor == NVIDIA and self.fp8_native and self.capability >= (10, 0)
+
+    @property
+    def context_bytes(self) -> int:
+        """What CUDA's context, loaded kernels and libraries take before the first tensor.
+
+        With lazily loaded kernels (the default since CUDA 12) a few hundred MiB: 768 MiB on an H200
+        (recorded on 2026-11-26, with PyTorch 2.11 for CUDA 13), less on GPUs with fewer processors.
+        """
+        return HOPPER_CONTEXT_BYTES if self.capability == (9, 0) else CONTEXT_BYTES
 
     @property
     def pcie(self) -> Link:

@@ -12,7 +12,7 @@ from utils.planner.saved_tensors import Saved, on_rank, saved_tensors
 from utils.planner.stages import Kind, Stage
 
 # What a token's tensors do not depend on: with it left out, thousands of plans are one.
-ELSEWHERE = {
+NEUTRAL = {
     **dict.fromkeys(("dp", "pp", "cp", "ep", "virtual_stages", "micro_batch"), 1),
     **dict.fromkeys(("shard_ranks", "recompute_layers")),
     "zero_stage": 0,
@@ -30,23 +30,23 @@ class Activations:
     Attributes:
         model, plan: What is laid out, and how.
         sequence_length: Tokens in a sequence, before context parallelism splits it.
-        kinds: A stage of each kind.
+        distinct_stages: A stage of each kind.
     """
 
     model: ModelShape
     plan: Plan
     sequence_length: int
-    kinds: tuple[Stage, ...]
+    distinct_stages: tuple[Stage, ...]
 
     @cached_property
     def kept(self) -> dict[Kind, float]:
         """What an average block keeps: some may have experts, some recompute."""
-        return {stage.kind: self._kept(stage) for stage in self.kinds}
+        return {stage.kind: self._kept(stage) for stage in self.distinct_stages}
 
     @cached_property
     def working(self) -> dict[Kind, float]:
         """What the backward pass of its largest block has beside what is kept."""
-        return {stage.kind: self._working(stage) for stage in self.kinds}
+        return {stage.kind: self._working(stage) for stage in self.distinct_stages}
 
     @cached_property
     def block_input(self) -> float:
@@ -114,7 +114,7 @@ def block_bytes(
         stream = Saved("block input", plan.conventions.residual_bytes * model.hidden, "sequence")
         return tokens * on_rank(stream, plan)
     drops = recompute == "selective"
-    return tokens * _per_token(model, changed(plan, ELSEWHERE), sequence_length, drops, experts)
+    return tokens * _per_token(model, changed(plan, NEUTRAL), sequence_length, drops, experts)
 
 
 @lru_cache(maxsize=10_000)

@@ -17,10 +17,11 @@ FRAGMENTATION = 0.13
 # Set on the even lines of PEFT's method comparison.
 FRAGMENTATION_ALONE = 0.02
 
-# Buffers of one NCCL communicator. CUDA's context is 0.6 GB (not fitted); together they are what
-# nvidia-smi shows beyond the allocator. Set on the BLOOM prequel rows of 2022-02-17 to 02-20, which
-# run eight communicators: world, tensor, data, model and pipeline groups, embedding, and a pair
-# with each neighbouring stage.
+# Buffers of one NCCL communicator. CUDA's context is 0.6 GB (not fitted: between the catalog's 500
+# and 768 MiB, since bytes are asked without a device); together they are what nvidia-smi shows
+# beyond the allocator. Set on the BLOOM prequel rows of 2022-02-17 to 02-20, which run eight
+# communicators: world, tensor, data, model and pipeline groups, embedding, and a pair with each
+# neighbouring stage.
 COMMUNICATOR_BYTES = 0.67 * GB
 CUDA_CONTEXT_BYTES = 0.6 * GB
 

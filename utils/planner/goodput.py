@@ -190,5 +190,5 @@ def waiting_seconds(spares: int, repair_seconds: float, mean_seconds: float) -> 
 def checkpoint_bytes(model: ModelShape | str, plan: Plan) -> float:
     """What one checkpoint writes: parameters, master copy and moments, each once."""
     model = model_shape(model)
-    rules = plan.conventions
-    return model.parameter_count * (rules.parameter_bytes + rules.optimizer_bytes)
+    conventions = plan.conventions
+    return model.parameter_count * (conventions.parameter_bytes + conventions.optimizer_bytes)

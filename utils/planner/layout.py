@@ -10,7 +10,7 @@ from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
 from utils.planner.conventions import Framework
-from utils.planner.frameworks import FRAMEWORKS, framework
+from utils.planner.frameworks import framework
 from utils.rules import divides, keep_whole, of_kind, one_of, whole
 
 RECOMPUTE = ("none", "selective", "full")
@@ -125,7 +125,7 @@ class Plan:
         of_kind("plan", framework=(self.framework, Framework, str))
         of_kind("plan", lora=(self.lora, Lora, type(None)))
         if isinstance(self.framework, str):
-            one_of("framework", self.framework, tuple(FRAMEWORKS))
+            object.__setattr__(self, "framework", framework(self.framework).name)
         divides("shard_ranks", self.shard_group, "dp * cp", self.dp * self.cp)
         self._check_combinations()
 
@@ -223,10 +223,10 @@ class Plan:
             divides("tp * cp", self.tp * self.cp, "sequence_length", batch.sequence_length)
         ends = 2 * (self.partition == "ends")  # embedding and head, each as a layer
         if self.pp * self.virtual_stages > model.layers + ends:
+            largest = "pp * virtual_stages" if self.virtual_stages > 1 else "pp"
             raise ValueError(
                 f"{self.pp} stages of {self.virtual_stages} chunks need as many layers, and "
-                f"{model.name} has {model.layers}. Largest pp at this: "
-                f"{model.layers // self.virtual_stages}."
+                f"{model.name} has {model.layers}. Largest {largest}: {model.layers + ends}."
             )
         if self.virtual_stages > 1:
             what = "layers, embedding and head" if ends else "layers"

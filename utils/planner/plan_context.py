@@ -20,6 +20,7 @@ from utils.planner.fp8 import FP8_COPIES, kept_in_fp8
 from utils.planner.layout import Plan, changed
 from utils.planner.schedules import in_flight_closed
 from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stages
+from utils.rules import nearest_divisors
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class PlanContext:
         return stages(self.model, self.plan)
 
     @cached_property
-    def kinds(self) -> tuple[Stage, ...]:
+    def distinct_stages(self) -> tuple[Stage, ...]:
         """Of stages that hold and do the same the first, which holds most."""
         return distinct(self.model, self.plan)
 
@@ -63,11 +64,11 @@ class PlanContext:
         """Parameters of one rank of each kind of stage that get gradients: all, or the adapters."""
         lora = self.plan.lora
         if lora is None:
-            return {stage.kind: stage.parameters for stage in self.kinds}
+            return {stage.kind: stage.parameters for stage in self.distinct_stages}
         each = adapter_parameters(self.model, lora)
         return {
             stage.kind: each * stage.layers / self.model.layers / self.plan.tp
-            for stage in self.kinds
+            for stage in self.distinct_stages
         }
 
     @cached_property
@@ -76,7 +77,7 @@ class PlanContext:
         return self.plan.micro_batches(self.batch)
 
     @cached_property
-    def tokens(self) -> float:
+    def rank_tokens(self) -> float:
         """Tokens of one micro-batch on one rank."""
         return self.plan.micro_batch * self.batch.sequence_length / self.plan.cp
 
@@ -93,7 +94,7 @@ class PlanContext:
     @cached_property
     def logits(self) -> float:
         """Logits of one micro-batch on one rank."""
-        return self.tokens * self.vocabulary / self.plan.tp
+        return self.rank_tokens * self.vocabulary / self.plan.tp
 
     @cached_property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -123,7 +124,7 @@ class PlanContext:
     @cached_property
     def activations(self) -> Activations:
         """What a micro-batch leaves in the blocks of each kind of stage."""
-        return Activations(self.model, self.plan, self.batch.sequence_length, self.kinds)
+        return Activations(self.model, self.plan, self.batch.sequence_length, self.distinct_stages)
 
     @property
     def gathered_width(self) -> float:
@@ -174,8 +175,15 @@ def check_size(plan: Plan, cluster: Cluster) -> None:
     """The plan uses all GPUs of the cluster. Raises ValueError with the dp that does."""
     if plan.ranks == cluster.gpus:
         return
-    dp = cluster.gpus // (plan.tp * plan.pp * plan.cp)
-    advice = f"With the same tp, pp and cp, dp is {dp}" if dp else "Lower tp, pp or cp"
+    within = plan.tp * plan.pp * plan.cp
+    if within > cluster.gpus:
+        advice = "Lower tp, pp or cp"
+    elif cluster.gpus % within:
+        below, above = nearest_divisors(cluster.gpus, within)
+        near = f"{below} or {above}" if above else f"{below}"
+        advice = f"Take tp * pp * cp that divides {cluster.gpus}: {near}"
+    else:
+        advice = f"With the same tp, pp and cp, dp is {cluster.gpus // within}"
     raise ValueError(
         f"The plan is for {plan.ranks} GPUs (dp * tp * pp * cp = {plan.dp} * {plan.tp} * "
         f"{plan.pp} * {plan.cp}), the cluster has {cluster.gpus}. {advice}."

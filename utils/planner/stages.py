@@ -13,7 +13,7 @@ from utils.planner.layout import Plan, changed
 Kind = tuple[int, int, bool, bool, bool]
 BLOCK_TENSORS = 6  # four matrices and two norms
 # What stages do not depend on: with it left out, thousands of plans are one.
-ELSEWHERE = {
+NEUTRAL = {
     **dict.fromkeys(("dp", "cp", "micro_batch"), 1),
     **dict.fromkeys(("shard_ranks", "recompute_layers")),
     "zero_stage": 0,
@@ -98,7 +98,7 @@ def distinct(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
 
 def _placed(model: ModelShape, plan: Plan) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
     chunks = {} if model.dense_layers else {"virtual_stages": 1}
-    return _walked(model, changed(plan, ELSEWHERE | chunks))
+    return _walked(model, changed(plan, NEUTRAL | chunks))
 
 
 @lru_cache(maxsize=10_000)

@@ -60,7 +60,7 @@ def axis_bytes(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[dict[
 
 
 def _tensor(context: PlanContext, stage: Stage) -> float:
-    plan, tokens = context.plan, context.tokens
+    plan, tokens = context.plan, context.rank_tokens
     ring = (plan.tp - 1) / plan.tp
     one = ring * context.conventions.residual_bytes * tokens * context.model.hidden
     again = 2 * (1 - context.conventions.gathered_inputs) * plan.sequence_parallel
@@ -71,26 +71,26 @@ def _tensor(context: PlanContext, stage: Stage) -> float:
 
 
 def _pipeline(context: PlanContext, stage: Stage) -> float:
-    plan, rules = context.plan, context.conventions
+    plan, conventions = context.plan, context.conventions
     if plan.pp == 1:
         return 0.0
-    stream = rules.residual_bytes * context.tokens * context.model.hidden
+    stream = conventions.residual_bytes * context.rank_tokens * context.model.hidden
     chunks, last = plan.virtual_stages, plan.pp - 1
     sends = 2 * chunks - (stage.index == 0) - (stage.index == last)  # activations, gradients
-    scattered = plan.sequence_parallel or rules.scattered_sends
+    scattered = plan.sequence_parallel or conventions.scattered_sends
     return context.micro_batches * sends * stream / (plan.tp if scattered else 1)
 
 
 def _data(context: PlanContext, stage: Stage) -> dict[str, float]:
-    plan, rules, m = context.plan, context.conventions, context.micro_batches
+    plan, conventions, m = context.plan, context.conventions, context.micro_batches
     n, replicas, count = plan.dims.shard, plan.dims.replicate, stage.parameters
     ring, between = (n - 1) / n, 2 * (replicas - 1) / replicas
     ends = stage.embedding_parameters + stage.head_parameters
     gathers = {0: 0.0, 1: count, 2: count, 3: 2 * m * count}[plan.zero_stage]
-    if plan.zero_stage == 3 and rules.keeps_ends:
+    if plan.zero_stage == 3 and conventions.keeps_ends:
         gathers -= m * ends  # from forward to backward
     reductions = m if plan.zero_stage >= 2 else 1
-    scattered = plan.zero_stage == 3 or not rules.whole_gradients  # half of an all-reduce
+    scattered = plan.zero_stage == 3 or not conventions.whole_gradients  # half of an all-reduce
     passes = reductions if scattered else 2 * reductions
-    sent = rules.gathered_bytes * gathers + rules.reduce_bytes * passes * count
-    return {"shard": ring * sent, "replicate": between * rules.reduce_bytes * count / n}
+    sent = conventions.gathered_bytes * gathers + conventions.reduce_bytes * passes * count
+    return {"shard": ring * sent, "replicate": between * conventions.reduce_bytes * count / n}

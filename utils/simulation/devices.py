@@ -9,13 +9,8 @@ from utils.memory.source import CUDA_BLOCK_BYTES
 from utils.simulation.asked_kernels import AskedKernels
 from utils.simulation.gloo import with_gloo
 from utils.simulation.scratch import Scratch, cpu_scratch, cuda_scratch
-from utils.units import MIB, format_bytes
+from utils.units import format_bytes
 
-# What the CUDA context, loaded kernels and libraries take before the first tensor. With lazily
-# loaded kernels (the default since CUDA 12) a few hundred MiB: 768 MiB on an H200 (recorded on
-# 2026-11-26, with PyTorch 2.11 for CUDA 13), less on GPUs with fewer processors.
-CONTEXT_BYTES = 500 * MIB
-HOPPER, HOPPER_CONTEXT_BYTES = (9, 0), 768 * MIB
 SIMULATED = "a simulated "  # how its name begins
 VERDICTS = ("Fits ", "Does not fit ")  # how a verdict begins
 FLASH_CAPABILITY = (8, 0)  # flash attention's kernels need an Ampere GPU or a newer one
@@ -68,11 +63,6 @@ class SimulatedDevice:
         )
 
 
-def context_bytes(capability: tuple[int, int]) -> int:
-    """What a process takes on a GPU before its first tensor."""
-    return HOPPER_CONTEXT_BYTES if tuple(capability) == HOPPER else CONTEXT_BYTES
-
-
 def simulated_device(name: str) -> SimulatedDevice:
     """ "cpu", or a GPU of the catalog such as "RTX 4090" or "A100 80GB".
 
@@ -87,7 +77,7 @@ def simulated_device(name: str) -> SimulatedDevice:
     card = catalog.device(name)
     return SimulatedDevice(
         name=f"{SIMULATED}{card.name}",
-        usable_bytes=card.memory_bytes - context_bytes(card.capability),
+        usable_bytes=card.memory_bytes - card.context_bytes,
         total_bytes=card.memory_bytes,
         capability=card.capability,
         multiprocessors=card.multiprocessors,

@@ -39,8 +39,8 @@ def tensor_traffic(model: ModelShape, plan: Plan, batch: Batch) -> dict[str, flo
     if plan.tp == 1:
         return {}
     context = PlanContext(model, plan, batch)
-    sums = _stream(plan, model.layers, STREAM_BYTES * context.tokens * model.hidden)
-    sums["all-reduce"] += NUMBERS_OF_LOSS * LOSS_BYTES * context.tokens
+    sums = _stream(plan, model.layers, STREAM_BYTES * context.rank_tokens * model.hidden)
+    sums["all-reduce"] += NUMBERS_OF_LOSS * LOSS_BYTES * context.rank_tokens
     total = {kind: context.micro_batches * size for kind, size in sums.items() if size}
     once = _shared_gradients(model, plan)
     if once:

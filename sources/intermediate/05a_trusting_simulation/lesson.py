@@ -50,7 +50,7 @@ from utils import Transformer, TransformerConfig, compare, draw_over_time, draw_
 from utils import format_bytes, measure, model_shape, resnet, score, scoreboard, show, simulate
 from utils.lessons.lesson_05a.families import HIGHEST, PLAIN, draw_ratios, recorded_ratios, reserved_margins
 from utils.simulation.cuda_choices import cuda_choices
-from utils.simulation.devices import CONTEXT_BYTES, simulated_device
+from utils.simulation.devices import simulated_device
 from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
 # %% [markdown]
@@ -347,9 +347,10 @@ for name, (again, theirs) in chosen.items():
 # %%
 margins = reserved_margins()
 highest = margins.loc[PLAIN, HIGHEST]
-usable = simulated_device("RTX 4090").usable_bytes
+card = simulated_device("RTX 4090")
+usable, context = card.usable_bytes, card.total_bytes - card.usable_bytes
 print(f"section 5's step reserves      {format_bytes(llama.reserved_bytes)}, times {highest:.3f} {format_bytes(int(highest * llama.reserved_bytes))} (simulated)")
-print(f"a 4090 has beside its context  {format_bytes(usable)}, beside two   {format_bytes(usable - CONTEXT_BYTES)} (assumed)")
+print(f"a 4090 has beside its context  {format_bytes(usable)}, beside two   {format_bytes(usable - context)} (assumed)")
 margins.round(3)
 
 # %% [markdown]

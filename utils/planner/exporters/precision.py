@@ -24,12 +24,16 @@ def precision(plan: Plan, cluster: Cluster) -> str:
     Mixed is a 16-bit model with float32 master parameters. It is fp16 where the framework says so
     or the device has no bfloat16 of its own.
     """
-    rules = plan.conventions
-    if rules.gathered_bytes == 4:
+    conventions = plan.conventions
+    if conventions.gathered_bytes == 4:
         return "fp32"
-    if rules.parameter_bytes == 2 and rules.master_bytes == 0:
+    if conventions.parameter_bytes == 2 and conventions.master_bytes == 0:
         return "bf16"
-    return "fp16-mixed" if "fp16" in rules.name or not cluster.device.bf16_native else "bf16-mixed"
+    return (
+        "fp16-mixed"
+        if "fp16" in conventions.name or not cluster.device.bf16_native
+        else "bf16-mixed"
+    )
 
 
 def convention_notes(target: str, plan: Plan) -> list[str]:

@@ -51,7 +51,8 @@ def least_bytes(context: PlanContext) -> float:
     """Below what the fullest of the stages needs: its states, buffers and context."""
     plan = context.plan
     return context_bytes(plan) + max(
-        sum(states(context, stage).values()) + buffer_bytes(plan, stage) for stage in context.kinds
+        sum(states(context, stage).values()) + buffer_bytes(plan, stage)
+        for stage in context.distinct_stages
     )
 
 

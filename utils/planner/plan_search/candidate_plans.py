@@ -53,8 +53,8 @@ def groups(task: SearchTask) -> Iterator[LayoutGroup]:
 def _first_plans(task: SearchTask, sizes: tuple[int, int, int, int]) -> Iterator[Plan]:
     """One checked plan for each micro-batch, number of chunks and partition of a layout."""
     model, batch, space = task.model, task.batch, task.space
-    rules = space.framework
-    rules = framework(rules) if isinstance(rules, str) else rules
+    conventions = space.framework
+    conventions = framework(conventions) if isinstance(conventions, str) else conventions
     dp, tp, pp, cp = sizes
     for micro_batch, chunks, partition in itertools.product(
         _micro_batches(batch, dp, space), _chunks(pp, space), _partitions(pp, space)
@@ -73,7 +73,7 @@ def _first_plans(task: SearchTask, sizes: tuple[int, int, int, int]) -> Iterator
             partition=partition,
             sequence_parallel=tp > 1,
             attention=space.attention,
-            framework=rules,
+            framework=conventions,
             loss=space.loss,
             overlap_tp=space.overlap_tp and tp > 1,
         )

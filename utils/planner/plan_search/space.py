@@ -57,8 +57,8 @@ class SearchSpace:
         """Whether ZeRO-2 and 3 are tried with pipeline stages."""
         if self.shard_stages is not None:
             return self.shard_stages
-        rules = self.framework if isinstance(self.framework, str) else self.framework.name
-        return rules == "fsdp"
+        conventions = self.framework if isinstance(self.framework, str) else self.framework.name
+        return conventions == "fsdp"
 
     def cp_sizes(self, batch: Batch) -> tuple[int, ...]:
         """Context-parallel sizes that are tried for a batch."""

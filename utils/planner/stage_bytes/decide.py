@@ -38,7 +38,7 @@ def stage_memories(context: PlanContext) -> tuple[StageMemory, ...]:
 
 def kind_memories(context: PlanContext) -> tuple[StageMemory, ...]:
     """The same of a stage of each kind, among them the one that holds most."""
-    return tuple(_stage_memory(context, stage) for stage in context.kinds)
+    return tuple(_stage_memory(context, stage) for stage in context.distinct_stages)
 
 
 def _stage_memory(context: PlanContext, stage: Stage) -> StageMemory:

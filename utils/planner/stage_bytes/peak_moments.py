@@ -22,13 +22,13 @@ def moments(context: PlanContext, stage: Stage) -> Moments:
 
 def _until_the_head(context: PlanContext, stage: Stage) -> Moments:
     """All is kept: at the end of the last forward pass, and where the head's backward pass begins."""
-    logits, rules = stage.loss * context.logits, context.conventions
+    logits, conventions = stage.loss * context.logits, context.conventions
     held = {
         Category.GATHERED: gathered_bytes(context, stage),
         Category.ACTIVATIONS: device_blocks(context, stage) * context.activations.kept[stage.kind],
     }
     deferred = _deferred_bytes(context, stage)
-    of_loss = deferred + logits * min(rules.loss_bytes, LOGITS_AND_GRADIENT)
+    of_loss = deferred + logits * min(conventions.loss_bytes, LOGITS_AND_GRADIENT)
     return {
         "forward": {
             **held,
@@ -93,12 +93,12 @@ def gathered_bytes(context: PlanContext, stage: Stage) -> float:
     FSDP keeps these two from forward to backward, as part of no block; others gather them when they
     are needed, which counts where the larger is more than a block.
     """
-    plan, rules = context.plan, context.conventions
+    plan, conventions = context.plan, context.conventions
     if plan.zero_stage < 3 or plan.shard_group == 1:
         return 0.0
-    block, blocks = stage.widest_block, min(rules.gathered_blocks, stage.layers)
-    width, each = context.gathered_held, rules.gathered_bytes
-    if rules.keeps_ends:
+    block, blocks = stage.widest_block, min(conventions.gathered_blocks, stage.layers)
+    width, each = context.gathered_held, conventions.gathered_bytes
+    if conventions.keeps_ends:
         ends = stage.embedding_parameters + stage.head_parameters
         return each * ends + width * blocks * block
     ends = context.table if stage.embedding or stage.head else 0.0

@@ -16,42 +16,44 @@ from utils.units import Category
 
 
 def state_bytes(
-    parameters: float, rules: Framework, zero_stage: int, ranks: int, offload: str = "none"
+    parameters: float, conventions: Framework, zero_stage: int, ranks: int, offload: str = "none"
 ) -> dict[Category, float]:
     """Bytes of one rank's "parameters", "gradients" and "optimizer state".
 
     Args:
         parameters: Parameters that the rank computes with, before ZeRO shards them.
-        rules: The framework's bytes per parameter.
+        conventions: The framework's bytes per parameter.
         zero_stage: 0 to 3.
         ranks: N, over which ZeRO shards.
         offload: "none", "optimizer" or "parameters", see `Plan`.
     """
     share = {level: parameters / (ranks if zero_stage >= level else 1) for level in (1, 2, 3)}
-    leave = gradients_leave(rules, zero_stage, offload)
+    leave = gradients_leave(conventions, zero_stage, offload)
     return {
-        Category.PARAMETERS: share[3] * rules.parameter_bytes * (offload != "parameters"),
-        Category.GRADIENTS: share[2] * rules.gradient_bytes * (not leave),
-        Category.OPTIMIZER_STATE: share[1] * rules.optimizer_bytes * (offload == "none"),
+        Category.PARAMETERS: share[3] * conventions.parameter_bytes * (offload != "parameters"),
+        Category.GRADIENTS: share[2] * conventions.gradient_bytes * (not leave),
+        Category.OPTIMIZER_STATE: share[1] * conventions.optimizer_bytes * (offload == "none"),
     }
 
 
-def gradients_leave(rules: Framework, zero_stage: int, offload: str) -> bool:
+def gradients_leave(conventions: Framework, zero_stage: int, offload: str) -> bool:
     """Whether gradients go to the host as they are reduced, so that none lasts on the device."""
-    return offload != "none" and zero_stage >= 2 and rules.offloaded_gradient_bytes > 0
+    return offload != "none" and zero_stage >= 2 and conventions.offloaded_gradient_bytes > 0
 
 
 def states(context: PlanContext, stage: Stage) -> dict[Category, float]:
     """`state_bytes` of one rank of a stage."""
-    plan, rules = context.plan, context.conventions
+    plan, conventions = context.plan, context.conventions
     if plan.lora is not None:
         return _adapter_states(context, stage, plan.offload)
     experts = stage.expert_parameters
     held = state_bytes(
-        stage.parameters - experts, rules, plan.zero_stage, plan.shard_group, plan.offload
+        stage.parameters - experts, conventions, plan.zero_stage, plan.shard_group, plan.offload
     )
     if experts:
-        theirs = state_bytes(experts, rules, plan.zero_stage, expert_replicas(plan), plan.offload)
+        theirs = state_bytes(
+            experts, conventions, plan.zero_stage, expert_replicas(plan), plan.offload
+        )
         held = {name: size + theirs[name] for name, size in held.items()}
     if plan.optimizer_in_backward:
         held[Category.GRADIENTS] = 0.0
@@ -65,16 +67,16 @@ def host_bytes(context: PlanContext, stage: Stage) -> float:
     Master copy and moments, with the gradients that the host steps with; with "parameters" these
     too. Of adapters the moments alone: their gradients stay on the card.
     """
-    plan, rules = context.plan, context.conventions
+    plan, conventions = context.plan, context.conventions
     if plan.offload == "none":
         return 0.0
     if plan.lora is not None:
         on_card = _adapter_states(context, stage, "none")
         return sum(on_card.values()) - sum(_adapter_states(context, stage, plan.offload).values())
-    leave = gradients_leave(rules, plan.zero_stage, plan.offload)
-    gradients = rules.offloaded_gradient_bytes if leave else rules.gradient_bytes
-    each = rules.optimizer_bytes + gradients
-    each += rules.parameter_bytes * (plan.offload == "parameters")
+    leave = gradients_leave(conventions, plan.zero_stage, plan.offload)
+    gradients = conventions.offloaded_gradient_bytes if leave else conventions.gradient_bytes
+    each = conventions.optimizer_bytes + gradients
+    each += conventions.parameter_bytes * (plan.offload == "parameters")
     return each * stepped_parameters(plan, stage)
 
 

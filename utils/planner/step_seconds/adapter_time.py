@@ -22,7 +22,7 @@ def adapted(context: ClusterPlanContext) -> BlockTime:
     gpu, model, lora = context.gpu, context.model, context.plan.lora
     assert lora is not None
     unpacked = PassSeconds(memory=unpack_seconds(gpu, model, lora))
-    forward, backward = adapter_seconds(gpu, model, lora, context.tokens)
+    forward, backward = adapter_seconds(gpu, model, lora, context.rank_tokens)
     return BlockTime(PassSeconds(*forward) + unpacked, PassSeconds(*backward) + unpacked)
 
 

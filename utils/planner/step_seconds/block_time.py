@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.catalog import ModelShape
+from utils.catalog import DEVICES, ModelShape
 from utils.planner import calibration
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
@@ -65,7 +65,7 @@ def _block(context: ClusterPlanContext, experts: bool) -> BlockTime:
 
 def head_time(context: ClusterPlanContext) -> BlockTime:
     """Seconds of the head for one micro-batch."""
-    gpu, h, tokens = context.gpu, context.model.hidden, context.tokens
+    gpu, h, tokens = context.gpu, context.model.hidden, context.rank_tokens
     columns = context.vocabulary / context.plan.tp
     product = matmul_seconds(gpu, tokens, columns, h)
     back = matmul_seconds(gpu, tokens, h, columns) + matmul_seconds(gpu, h, columns, tokens)
@@ -91,7 +91,11 @@ def check_precision(plan: Plan, cluster: Cluster) -> None:
     if native[plan.precision]:
         return
     nearest = [name for name in ("bf16", "fp8") if native[name]][-1]
-    has_it = "H100, H200 or B200" if plan.precision == "fp8" else "B200, B300, GB200 or GB300"
+    has_it = " or ".join(
+        row.name
+        for row in DEVICES.values()
+        if (row.fp8_native if plan.precision == "fp8" else row.mxfp8_native)
+    )
     raise ValueError(
         f"precision is {plan.precision!r}, and {gpu.name} (capability {gpu.capability[0]}."
         f"{gpu.capability[1]}) has no units for it. Write precision={nearest!r}, or take {has_it}."
@@ -100,7 +104,7 @@ def check_precision(plan: Plan, cluster: Cluster) -> None:
 
 def _products(context: PlanContext, dense: ModelShape) -> Products:
     """Of a block's matrices on one tensor-parallel rank; of attention alone without feed-forward."""
-    tokens, t = context.tokens, context.plan.tp
+    tokens, t = context.rank_tokens, context.plan.tp
     h, f, q = dense.hidden, dense.feedforward / t, dense.attention_width / t
     kv = max(1, dense.key_value_heads // t) * dense.head_dim
     up = 2 * f if dense.family == "llama" else f
@@ -117,7 +121,7 @@ def _matrices(context: ClusterPlanContext, dense: ModelShape, products: Products
         + (matmul_seconds(gpu, k, n, m, 1, kind) if plan.lora is None else 0.0)
         for m, n, k in products  # a frozen matrix gets no gradient of its own
     )
-    moved = [memory_seconds(gpu, context.tokens * each) for each in _moved_bytes(dense, plan)]
+    moved = [memory_seconds(gpu, context.rank_tokens * each) for each in _moved_bytes(dense, plan)]
     if kind != "bf16":
         casts = _cast_bytes(products)
         moved = [one + memory_seconds(gpu, cast) for one, cast in zip(moved, casts, strict=True)]
@@ -143,7 +147,12 @@ def _cast_bytes(products: Products) -> tuple[float, float]:
 
 def _attention(context: ClusterPlanContext) -> BlockTime:
     """Scores and their product with the values."""
-    plan, gpu, tokens, s = context.plan, context.gpu, context.tokens, context.batch.sequence_length
+    plan, gpu, tokens, s = (
+        context.plan,
+        context.gpu,
+        context.rank_tokens,
+        context.batch.sequence_length,
+    )
     heads, d = context.model.heads / plan.tp, context.model.head_dim
     if plan.attention == "flash":
         flops = CAUSAL_SHARE * 4 * tokens * s * heads * d
@@ -165,13 +174,13 @@ def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:
     GELU (2, 3) or SwiGLU (3, 5; unfused 5, 12); splitting, rotating and laying out heads (8; 18
     where each is a kernel of its own).
     """
-    h, f, rules = model.hidden, model.feedforward, plan.conventions
-    norms = 3 if rules.eager_norm and model.family == "llama" else 1
+    h, f, conventions = model.hidden, model.feedforward, plan.conventions
+    norms = 3 if conventions.eager_norm and model.family == "llama" else 1
     dropout = 2 * plan.dropout
     stream = (8 * norms + 12 + dropout) * h, (12 * norms + 12 + 5 * dropout) * h
     if model.family == "gpt":
         inner = 4 * f + 12 * h, 6 * f + 12 * h
-    elif rules.fused_gate:
+    elif conventions.fused_gate:
         inner = 6 * f + 16 * h, 10 * f + 16 * h
     else:
         inner = 10 * f + 36 * h, 24 * f + 36 * h
@@ -190,9 +199,9 @@ def _exchanged(context: ClusterPlanContext) -> tuple[float, float, float]:
     """
     plan, model, cluster = context.plan, context.model, context.cluster
     kv = max(1, model.key_value_heads // plan.tp) * model.head_dim
-    others = plan.cp * context.tokens * 2 * kv * 2
+    others = plan.cp * context.rank_tokens * 2 * kv * 2
     around = all_gather_seconds(cluster, Group(plan.cp, stride=plan.tp), others)
-    group, whole = Group(plan.tp), 2 * context.tokens * model.hidden
+    group, whole = Group(plan.tp), 2 * context.rank_tokens * model.hidden
     beside = calibration.CONTENTION if context.conventions.overlap_tensor else 1.0
     if not plan.sequence_parallel:
         one = all_reduce_seconds(cluster, group, whole)

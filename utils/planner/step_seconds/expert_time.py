@@ -25,7 +25,7 @@ PERMUTED_FORWARD, PERMUTED_BACKWARD = 8, 8
 def routed_tokens(context: PlanContext) -> float:
     """Tokens of a micro-batch that one rank's experts work on, counted for every expert they go to."""
     plan = context.plan
-    return (context.model.experts_per_token or 0) * context.tokens * expert_tp(plan) / plan.tp
+    return (context.model.experts_per_token or 0) * context.rank_tokens * expert_tp(plan) / plan.tp
 
 
 def expert_seconds(context: ClusterPlanContext) -> BlockTime:
@@ -34,7 +34,7 @@ def expert_seconds(context: ClusterPlanContext) -> BlockTime:
     h, split, held = model.hidden, expert_tp(plan), (model.num_experts or 1) // plan.ep
     routed, width = routed_tokens(context), model.expert_width / split
     up = 2 * width if model.family == "llama" else width
-    own = context.tokens / (plan.tp if plan.sequence_parallel else 1)
+    own = context.rank_tokens / (plan.tp if plan.sequence_parallel else 1)
     products = matmul_seconds(gpu, routed / held, up, h, held, plan.precision)
     products += matmul_seconds(gpu, routed / held, h, width, held, plan.precision)
     products += matmul_seconds(gpu, own, max(8, model.num_experts or 1), h)

@@ -23,6 +23,16 @@ MEASURED_CEILING = 0.8  # of peak, where nobody measured the device's ceiling: A
 MEAN_SUSTAINED = (
     calibration.AMPERE_SUSTAINED + calibration.HOPPER_SUSTAINED + calibration.BLACKWELL_SUSTAINED
 ) / 3  # for other makers' devices
+# By the generation whose matrix instructions a device has: its capability's first number, but for
+# cards of Blackwell's time (12), which have neither Hopper's instructions nor a data center's power
+# limit, and which no run was compared for: they are taken for faster cards of the generation before.
+SUSTAINED = {
+    7: calibration.AMPERE_SUSTAINED,
+    8: calibration.AMPERE_SUSTAINED,
+    9: calibration.HOPPER_SUSTAINED,
+    10: calibration.BLACKWELL_SUSTAINED,
+}
+INSTRUCTIONS_OF = {12: 8}
 ALIGNMENT = 8  # elements of 2 bytes
 # The power limits of A100, H100 and B200, whose rows set the shares that products sustain. Blackwell
 # Ultra (10.3) is compared with B200.
@@ -43,7 +53,7 @@ OLDER_INSTRUCTIONS = 0.62
 FLASH_HALF_SEQUENCE = 300
 # Flash attention of another maker, beside the fastest product measured on its device: as generation 2
 # on an A100, whose ceiling is 0.87 of its peak. Not compared with any run.
-FLASH_ELSEWHERE = FLASH[2][1] / 0.87
+FLASH_OTHER_MAKER = FLASH[2][1] / 0.87
 
 
 def ceiling_flops_per_second(gpu: Device, precision: str = "bf16") -> float:
@@ -56,6 +66,22 @@ def ceiling_flops_per_second(gpu: Device, precision: str = "bf16") -> float:
     return MEASURED_CEILING * gpu.peak_flops_per_second("bf16" if gpu.bf16_native else "fp16")
 
 
+def instruction_generation(gpu: Device) -> int:
+    """Of an NVIDIA device's matrix instructions: 7, 8, 9 or 10, a key of `SUSTAINED`.
+
+    Raises:
+        ValueError: its capability is none that the tables here know.
+    """
+    major = gpu.capability[0]
+    found = INSTRUCTIONS_OF.get(major, major)
+    if found not in SUSTAINED:
+        raise ValueError(
+            f"{gpu.name} has compute capability {major}.{gpu.capability[1]}, and no speed was set "
+            f"for it: give it a row of SUSTAINED or INSTRUCTIONS_OF in {__name__}."
+        )
+    return found
+
+
 def sustained_share(gpu: Device, precision: str = "bf16") -> float:
     """Share of that ceiling that a model's products sustain: by generation, type and power limit.
 
@@ -64,13 +90,7 @@ def sustained_share(gpu: Device, precision: str = "bf16") -> float:
     the same generation; ceilings are of short runs. A maker of whom no run was published here gets
     the mean of those of whom there are: it was compared with nothing.
     """
-    if gpu.vendor != NVIDIA:
-        share = MEAN_SUSTAINED
-    elif gpu.capability >= (10, 0):
-        share = calibration.BLACKWELL_SUSTAINED
-    else:
-        hopper = gpu.capability >= (9, 0)
-        share = calibration.HOPPER_SUSTAINED if hopper else calibration.AMPERE_SUSTAINED
+    share = MEAN_SUSTAINED if gpu.vendor != NVIDIA else SUSTAINED[instruction_generation(gpu)]
     if gpu.vendor == NVIDIA and gpu.board_watts and gpu.capability in LIMIT_WATTS:
         share *= (gpu.board_watts / LIMIT_WATTS[gpu.capability]) ** (1 / 3)
     return share * (1.0 if precision == "bf16" else calibration.FP8_SUSTAINED)
@@ -112,9 +132,9 @@ def flash_flops_per_second(gpu: Device, generation: int | None, sequence_length:
         sequence_length: s.
     """
     if gpu.vendor != NVIDIA:
-        rate = FLASH_ELSEWHERE * ceiling_flops_per_second(gpu)
+        rate = FLASH_OTHER_MAKER * ceiling_flops_per_second(gpu)
         return rate / (1 + FLASH_HALF_SEQUENCE / sequence_length)
-    major = gpu.capability[0]
+    major = instruction_generation(gpu)
     newest = max((g for g, (native, _) in FLASH.items() if native <= major), default=1)
     native, share = FLASH[min(generation or newest, newest)]
     peak = gpu.peak_flops_per_second("bf16" if gpu.bf16_native else "fp16")

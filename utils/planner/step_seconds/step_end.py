@@ -38,7 +38,7 @@ def step_end(context: ClusterPlanContext, stage: Stage, passes: BlockTime) -> tu
         stage: Of one rank.
         passes: Of one micro-batch.
     """
-    plan, rules, m = context.plan, context.conventions, context.micro_batches
+    plan, conventions, m = context.plan, context.conventions, context.micro_batches
     forward, backward = passes.forward.total, passes.backward.total + passes.recompute.total
     count, experts = context.trained[stage.kind], stage.expert_parameters
     gradients, parameters, shared = data_parallel_seconds(context, count - experts, stage.tensors)
@@ -46,13 +46,13 @@ def step_end(context: ClusterPlanContext, stage: Stage, passes: BlockTime) -> tu
         theirs = expert_replica_seconds(context, experts)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
     window = _beside(plan)
-    first = _seen(parameters, window * forward * rules.overlap_parameters)
-    hides = window * backward * rules.overlap_gradients
+    first = _seen(parameters, window * forward * conventions.overlap_parameters)
+    hides = window * backward * conventions.overlap_gradients
     if plan.zero_stage == 3:
-        both = parameters + gradients * rules.overlap_gradients
-        hides = backward * rules.overlap_parameters
+        both = parameters + gradients * conventions.overlap_gradients
+        hides = backward * conventions.overlap_parameters
         reduced = [_seen(both + extra, hides) for extra in (0.0, shared)]
-        exposed = m * (first + gradients * (not rules.overlap_gradients))
+        exposed = m * (first + gradients * (not conventions.overlap_gradients))
     else:
         reduced = [_seen(gradients + extra, hides) for extra in (0.0, shared)]
         exposed = first
@@ -85,15 +85,15 @@ def _update_seconds(context: ClusterPlanContext, count: float) -> float:
 
     Offloaded parameters also travel to the device for every forward and backward pass.
     """
-    plan, rules, gpu = context.plan, context.conventions, context.gpu
+    plan, conventions, gpu = context.plan, context.conventions, context.gpu
     shard = count / (plan.shard_group if plan.zero_stage >= 1 else 1)
     held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
     if plan.offload == "none":
         return memory_seconds(gpu, ADAM_BYTES * shard + CLIP_BYTES * held)
     pcie = bandwidth_in_training(gpu.host_link)
-    there = shard * (rules.gradient_bytes + rules.gathered_bytes) / pcie
+    there = shard * (conventions.gradient_bytes + conventions.gathered_bytes) / pcie
     on_host = shard * context.cluster.gpus_per_node * HOST_ADAM_SECONDS
-    streamed = 2 * context.micro_batches * shard * rules.gathered_bytes / pcie
+    streamed = 2 * context.micro_batches * shard * conventions.gathered_bytes / pcie
     streamed *= plan.offload == "parameters"
     return there + on_host + streamed + memory_seconds(gpu, CLIP_BYTES * held)
 
@@ -107,34 +107,34 @@ def data_parallel_seconds(
     `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups add up their
     shards of the gradients besides.
     """
-    cluster, plan, rules = context.cluster, context.plan, context.conventions
+    cluster, plan, conventions = context.cluster, context.plan, context.conventions
     buckets, calls = _buckets(plan, count), _calls(plan, count, tensors)
-    ranks, width = plan.dp * plan.cp, rules.reduce_bytes * count
-    everyone = Group(ranks, plan.tp, rules.one_port)
+    ranks, width = plan.dp * plan.cp, conventions.reduce_bytes * count
+    everyone = Group(ranks, plan.tp, conventions.one_port)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, everyone, width, buckets), 0.0, 0.0
     sharing, gathered = plan.shard_group, context.gathered_width * count
-    group = Group(sharing, plan.tp, rules.one_port)
-    if plan.zero_stage == 1 and rules.broadcasts:
+    group = Group(sharing, plan.tp, conventions.one_port)
+    if plan.zero_stage == 1 and conventions.broadcasts:
         owners = min(sharing, max(1, tensors // BLOCK_TENSORS))
         gather = broadcast_seconds(cluster, group, gathered, owners)
     else:
         gather = all_gather_seconds(cluster, group, gathered, calls)
-    if plan.zero_stage in (1, 2) and rules.whole_gradients:
+    if plan.zero_stage in (1, 2) and conventions.whole_gradients:
         return all_reduce_seconds(cluster, everyone, width, buckets), gather, 0.0
-    replicas = Group(ranks // sharing, plan.tp * sharing, rules.one_port)
+    replicas = Group(ranks // sharing, plan.tp * sharing, conventions.one_port)
     between = all_reduce_seconds(cluster, replicas, width / sharing, calls)
     return all_gather_seconds(cluster, group, width, calls), gather, between
 
 
 def expert_replica_seconds(context: ClusterPlanContext, count: float) -> tuple[float, float]:
     """Seconds of reducing the gradients of `count` expert parameters, and of gathering them back."""
-    plan, cluster, rules = context.plan, context.cluster, context.conventions
+    plan, cluster, conventions = context.plan, context.cluster, context.conventions
     ranks = expert_replicas(plan)
     if ranks == 1 or not count:
         return 0.0, 0.0
-    group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=rules.one_port)
-    width, gathered = rules.reduce_bytes, context.gathered_width
+    group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=conventions.one_port)
+    width, gathered = conventions.reduce_bytes, context.gathered_width
     calls = _buckets(plan, count)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, group, width * count, calls), 0.0

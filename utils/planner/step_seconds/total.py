@@ -92,13 +92,18 @@ def time_of_step(context: ClusterPlanContext) -> StepTime:
     """`step_time` of a context that is already checked."""
     dense, mixed = block_times(context)
     pieces = dense, mixed, loss_time(context), head_time(context)
-    times = {stage.kind: _stage_time(context.plan, stage, pieces) for stage in context.kinds}
-    kinds = {stage.kind: _stage_work(context, stage, times[stage.kind]) for stage in context.kinds}
+    times = {
+        stage.kind: _stage_time(context.plan, stage, pieces) for stage in context.distinct_stages
+    }
+    kinds = {
+        stage.kind: _stage_work(context, stage, times[stage.kind])
+        for stage in context.distinct_stages
+    }
     work, m = max(kinds.values(), key=lambda w: w.total), context.micro_batches
     all_stages = sum(kinds[stage.kind].total for stage in context.stages)
     fill = (all_stages - work.total) / context.plan.virtual_stages
     sends = _sends(context, work.total)
-    largest = max(context.kinds, key=lambda stage: context.trained[stage.kind])
+    largest = max(context.distinct_stages, key=lambda stage: context.trained[stage.kind])
     exposed, update = step_end(context, largest, times[largest.kind])
     return StepTime(
         matmul=m * work.matmul,
@@ -186,9 +191,11 @@ def _host_seconds(context: ClusterPlanContext) -> float:
     lead left; then each collective of a block waits for the ranks of its group one by one. The
     sweep shows it over several nodes alone.
     """
-    plan, rules = context.plan, context.conventions
-    launch = rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
-    waits = rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and context.cluster.nodes > 1
+    plan, conventions = context.plan, context.conventions
+    launch = conventions.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
+    waits = (
+        conventions.host_meets_stages and plan.pp > 1 and plan.tp > 1 and context.cluster.nodes > 1
+    )
     return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
@@ -200,16 +207,16 @@ def _sends(context: ClusterPlanContext, work_seconds: float) -> float:
     to the first; where the framework hides that behind the chunk beside it, only what is longer
     than the chunk's pass shows. Megatron-LM scatters what it sends over tp where it can.
     """
-    plan, rules, cluster = context.plan, context.conventions, context.cluster
+    plan, conventions, cluster = context.plan, context.conventions, context.cluster
     if plan.pp == 1:
         return 0.0
-    sent = rules.residual_bytes * context.tokens * context.model.hidden
-    sent /= plan.tp if plan.sequence_parallel or rules.scattered_sends else 1
+    sent = conventions.residual_bytes * context.rank_tokens * context.model.hidden
+    sent /= plan.tp if plan.sequence_parallel or conventions.scattered_sends else 1
     across = hops_across_nodes(cluster.gpus_per_node, plan.tp * plan.cp * plan.dp, plan.pp)
     hops = [send_seconds(cluster, leaves, sent) for leaves in across]
     between, back = hops[:-1], hops[-1:]
     chunks = plan.virtual_stages
     steady = max(between + back * (chunks > 1))
-    if chunks > 1 and rules.hides_sends:
+    if chunks > 1 and conventions.hides_sends:
         steady = max(0.0, steady - work_seconds / (2 * chunks))
     return 2 * (context.micro_batches * chunks * steady + sum(between))
