@@ -46,7 +46,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from evidence.validation.simulation_megatron_stage import megatron_stage, states_and_kept
 from utils import GB, GIB, MIB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, draw_stage_memory
-from utils import estimate, measure, run_ranks, scratch, show, simulate
+from utils import estimate, export, measure, run_ranks, scratch, show, simulate
 from utils.catalog import ModelShape, model_shape
 from utils.data import text_tokens
 from utils.lessons.lesson_14 import bugs, groups, orders, ratios, scripts
@@ -96,7 +96,8 @@ show(groups.draw_groups(in_3d, title="TP 4 x PP 8 x DP 2 on eight nodes, and wha
 DIMS = ParallelDims(pp=2, shard=2, tp=2)
 for rank in range(DIMS.ranks):
     at = DIMS.coordinates(rank)
-    print(f"rank {rank}: stage {at['pp']}, replica {at['shard']}, TP rank {at['tp']};", *(f"{axis} {DIMS.group(rank, axis)}" for axis in at if axis in ("pp", "shard", "tp")))
+    print(f"rank {rank}: stage {at['pp']}, replica {at['shard']}, TP rank {at['tp']};",
+          *(f"{axis} {DIMS.group(rank, axis)}" for axis in ("pp", "shard", "tp")))
 
 same_rows = ...
 check("14.same_rows", same_rows)
@@ -106,13 +107,13 @@ check("14.same_rows", same_rows)
 #
 # One stage means FSDP (ZeRO-3), recomputed, in the largest micro-batch that leaves room; more stages mean ZeRO-1.
 # *Interleaved* stages hold several chunks of layers. That shortens the *bubble*, in which stages fill and empty.
-# **Predict**: which row waits longest for its shards? Look at verdicts first, then at seconds.
+# **Predict**: which row takes longest? Look at verdicts first, then at seconds.
 
 # %%
-def layout(sequences, tp, pp, dp, recompute="none", rows=1, chunks=1, nodes=cluster):
+def layout(sequences, tp, pp, dp, recompute="none", rows=1, chunks=1, nodes=None):
     plan = replace(three, tp=tp, pp=pp, dp=dp, recompute=recompute, virtual_stages=chunks, sequence_parallel=tp > 1,
                    micro_batch=min(rows, sequences // dp), zero_stage=1 if pp > 1 else 3)
-    return estimate(HUNDRED, nodes, plan, replace(batch, sequences=sequences))
+    return estimate(HUNDRED, nodes or cluster, plan, replace(batch, sequences=sequences))
 
 
 LAYOUTS = {"4 x 8 x 2": (4, 8, 2), "4 x 8 x 2, 5 chunks": (4, 8, 2, "none", 1, 5), "4 x 16 x 1": (4, 16, 1),
@@ -124,8 +125,8 @@ display(layout_table({n: list(rows.values()) for n, rows in found.items()}, capt
 # %% [markdown]
 # **Read it.** *What fits.* Without recomputation, TP 4 needs eight stages. TP 2 with sixteen lacks 2.9 GiB, by the planner.
 #
-# *What it costs.* A TP group of 8 passes twice the tokens or layers of one of 4. 8 x 1 x 8 has an eighth of FSDP's replicas, so
-# each gathers its parameters eight times as often, unless 48 sequences go at once.
+# *What it costs.* A TP group of 8 passes twice the tokens or layers of one of 4. 8 x 1 x 8 takes longest: it also recomputes,
+# and repeats these collectives. An eighth of FSDP's replicas gather eight times as often, unless 48 sequences go at once.
 #
 # The planner's formula, for $m$ micro-batches and $p$ stages of $v$ chunks each:
 #
@@ -135,7 +136,8 @@ display(layout_table({n: list(rows.values()) for n, rows in found.items()}, capt
 m, p, piece = three.micro_batches(batch), three.pp, 2 * batch.sequence_length * HUNDRED.hidden  # bytes between two blocks
 rate = 1e12 * cluster.device.matmul_ceiling_tflops * calibration.AMPERE_SUSTAINED
 link = cluster.device.peer_link.sustained_bytes_per_second * calibration.BESIDE_TRAINING
-products, waits = model_flops(HUNDRED, batch) / 64 / rate, m * (80 / p) * 8 * (3 / 4 * piece / link + calibration.CALL_SECONDS)  # 8 collectives a block: 4 forward, 4 backward
+products = model_flops(HUNDRED, batch) / 64 / rate
+waits = m * (80 / p) * 8 * (3 / 4 * piece / link + calibration.CALL_SECONDS)  # 8 collectives a block: 4 forward, 4 backward
 print(f"4 x 8 x 2 by hand: products at {rate / 1e12:.0f} TFLOP/s {products:.1f} s, tp at {link / GB:.0f} GB/s {waits:.1f} s, bubble {(products + waits) * (p - 1) / m:.1f} s")
 print(f"by the planner: {in_3d.time.matmul:.1f} s (uneven tiles too), {in_3d.time.tensor_parallel:.1f} s (hops too), {in_3d.time.pipeline:.1f} s (sends too)")
 again = block_time(HUNDRED, cluster, found[64]["4 x 4 x 4, recomputed"].plan, batch).recompute
@@ -156,7 +158,7 @@ predicted, published = ratios.bloom_pair()
 print(f"BLOOM's 181B on 384 A100s, TP 8 x PP 6 x DP 8 over TP 4 x PP 12 x DP 8: {published:.2f} (published), {predicted:.2f} (predicted)")
 
 # %% [markdown]
-# So **below 1.2 is a tie**. The sweep has no FSDP: ratios to it are less sure.
+# From 1.2 on nearly all are. **Below 1.2 is a tie.** The sweep has no FSDP: ratios to it are less sure.
 #
 # A verdict must also outlive wrong constants. The bars take the rates of ports, NVLink and products (or the share reached
 # of them) one at a time at half and at twice. Which stay inside the shade, which outside?
@@ -185,14 +187,12 @@ TINY = TransformerConfig(vocabulary=128, hidden=64, layers=4, heads=4, feedforwa
 ROWS, LENGTH, MICRO_BATCHES, RATE, STEPS = 16, 32, 4, 3e-3, 6
 TEXT = text_tokens(100_000).long()  # plain text, all below 128: words for both slices of the vocabulary
 
-
 def tokens(step):
     starts = torch.randint(99_000, (ROWS,), generator=torch.Generator().manual_seed(step))
     rows = torch.stack([TEXT[start : start + LENGTH + 1] for start in starts])
     inputs, targets = rows[:, :-1], rows[:, 1:].clone()
     targets[torch.arange(LENGTH) >= LENGTH - torch.arange(ROWS)[:, None]] = -100  # the text has ended: no loss
     return inputs, targets
-
 
 def whole_model():
     torch.manual_seed(0)
@@ -239,7 +239,6 @@ def my_part(dims, model, zero_stage=1, mixed=False):
     apply_fsdp(model, mesh, zero_stage=zero_stage, mixed=mixed)  # fully_shard(block, mesh=mesh["shard"]), then the rest
     return model, mesh
 
-
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
     positions = local_positions(dims, mesh.get_rank(), length)
     if dims.pp == 1:
@@ -279,10 +278,8 @@ def my_clip(part, mesh, limit, axes=("pp", "shard", "tp"), counted_elsewhere=())
 def my_rows(dims, step):
     return local_rows(dims, dist.get_rank(), *tokens(step))
 
-
 def all_tokens(mesh, targets):
     return sum_over(mesh, ["shard"], (targets != -100).sum()).item()
-
 
 def train(dims, steps, read=my_rows, count=all_tokens, clipped=my_clip, after_backward=None, model=whole_model):  # section 3 plants others
     part, mesh = my_part(dims, model())
@@ -327,12 +324,10 @@ for number, name, right in ((0, "losses", alone), (1, "norms", norms_alone)):
 def clip_by_stage(part, mesh, limit):
     return my_clip(part, mesh, limit, axes=("shard", "tp"))  # the norm that PyTorch's clip_grad_norm_ finds
 
-
 def shuffled_by_rank(dims, step):
     seed = dims.coordinates(dist.get_rank())["tp"]
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
     return local_rows(dims, dist.get_rank(), *(rows[order] for rows in tokens(step)))
-
 
 def clip_tied(part, mesh, limit):
     return my_clip(part, mesh, limit, counted_elsewhere=[part.head.weight] if part.head is not None else [])
@@ -343,10 +338,10 @@ def tied_model():
     model.head.weight.data.copy_(model.embed.weight.data)
     return model
 
-
 def every_bug(steps):
     cases = {"1 norm of one stage": {"clipped": clip_by_stage}, "2 other rows in a TP group": {"read": shuffled_by_rank},
-             "3 tied, not added up": {"model": tied_model}, "4 mean of means": {"count": lambda mesh, targets: mesh["shard"].size() * (targets != -100).sum().item()},
+             "3 tied, not added up": {"model": tied_model},
+             "4 mean of means": {"count": lambda mesh, targets: mesh["shard"].size() * (targets != -100).sum().item()},
              "tied, right": {"model": tied_model, "after_backward": add_up_ends, "clipped": clip_tied}}
     return {name: train(DIMS, steps, **change) for name, change in cases.items()}
 
@@ -367,7 +362,7 @@ show(bugs.draw_bugs(runs, references, title="Each run against one process"),
 # first steps with one process.**
 #
 # **Question.** SGD, TP 4 x PP 4, no clipping. The first loss is that of one process, the third is not. All ranks log one
-# norm, 3% too low. With PP 1 all is well. Which bug is it: 1, 2 or 3?
+# norm, 3% too low. With PP 1 all is well. Which bug is it, 1 to 4?
 
 # %%
 which_bug = ...
@@ -561,6 +556,8 @@ with scratch("lesson-14") as folder:
     for processes, arguments in ((1, "1 1 1 alone"), (8, "2 2 2 eight"), (8, "4 1 2 others eight/step-2")):
         print(f"torchrun --nproc-per-node {processes} train.py {arguments}  ({Evidence.MEASURED})")
         print(*scripts.run_script(path, processes, *arguments.split()), sep="\n")
+files = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch).write(here.root / "build" / "lesson-14")  # git ignores this folder
+print(f"the plan for torchrun, Megatron-LM and others: {len(files)} files in build/lesson-14")
 
 # %% [markdown]
 # ## On Monday
