@@ -77,7 +77,7 @@ def test_a_real_rank_needs_what_the_simulation_says():
     small = LESSON["TransformerConfig"](
         vocabulary=512, hidden=256, layers=4, heads=4, feedforward=768
     )
-    sizes = small, BOX, 4, 256
+    sizes = small, BOX, 2, 256
     real = run_ranks(LESSON["real_peak"], 8, *sizes, timeout_seconds=200)
     for rank in (0, BOX.rank(pp=1)):
         told = simulate(*LESSON["program"](*sizes), device="cpu", world=BOX, rank=rank)

@@ -29,8 +29,11 @@ def add_up_ends(part: Transformer, mesh: DeviceMesh) -> Callable[[], None]:
 
     def after_backward() -> None:
         end: nn.Module | None = part.head if part.embed is None else part.embed
-        if end is not None and isinstance(end.weight.grad, DTensor):
-            dist.all_reduce(end.weight.grad.to_local(), group=ends)
+        if end is None:
+            return  # a stage between the ends
+        grad = end.weight.grad
+        assert isinstance(ends, dist.ProcessGroup) and isinstance(grad, DTensor), "after backward"
+        dist.all_reduce(grad.to_local(), group=ends)
 
     return after_backward
 
