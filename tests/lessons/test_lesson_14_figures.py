@@ -8,6 +8,15 @@ from matplotlib.patches import FancyArrowPatch
 from utils.lessons.lesson_14.bugs import draw_bugs
 from utils.lessons.lesson_14.groups import draw_groups
 from utils.lessons.lesson_14.orders import draw_orders
+from utils.lessons.lesson_14.ratios import (
+    bloom_pair,
+    draw_ratios,
+    halved_and_doubled,
+    nearness,
+    ranked_pairs,
+    verdict,
+)
+from utils.lessons.lesson_14.scripts import monday_script
 from utils.lessons.lesson_14.tables import layout_table
 from utils.planner import Batch, Cluster, Plan, estimate
 from utils.views import draw_stage_memory
@@ -45,6 +54,11 @@ def test_runs_with_bugs_have_a_cell_for_each_step_and_rank():
     assert [text.get_text() for text in norms.texts] == ["1.00", "1.00", "0.80", "0.60"]
     filled = [cell.get_facecolor()[:3] != (1, 1, 1) for cell in [*left.patches, *norms.patches]]
     assert filled == [False, False, False, True, False, False, True, True]
+    near = [{**right, "b": ([2.0, 1.0 + 1e-7], [2.0, 1.0])}]
+    (cell,) = [
+        c for c in draw_bugs(near, right).axes[0].patches if c.get_facecolor()[:3] != (1, 1, 1)
+    ]
+    assert cell.get_facecolor()[1] > 0.5, "what nobody would see is pale"
     with pytest.raises(ValueError, match="the same runs"):
         draw_bugs([{"a": right["a"]}], {})
 
@@ -61,6 +75,15 @@ def test_layouts_stand_in_a_table_with_a_step_for_each_batch():
     table = layout_table(found, caption="here").data
     assert list(table["TP x PP x DP"]) == ["8 x 8 x 1", "4 x 8 x 2"]
     assert list(table["micro-batch"]) == [1, 2]
+    first = found[64][0]
+    parts = [
+        "products, data, s",
+        "recomputed, s",
+        "waits for tp, s",
+        "for the pipeline, s",
+        "for shard, s",
+    ]
+    assert table.loc[0, parts].sum() == pytest.approx(first.step_seconds - first.time.optimizer)
     assert list(table["step of 128, s"]) == [each.step_seconds for each in found[128]]
     with pytest.raises(ValueError, match="one plan or more"):
         layout_table({}, caption="none")
@@ -80,3 +103,59 @@ def test_simulated_peaks_stand_on_their_stages():
     assert list(marks.get_xdata()) == [1, 3] and list(marks.get_ydata()) == [1, 2]
     assert "simulated" in figure.get_supxlabel()
     assert "simulated" not in draw_stage_memory(found).get_supxlabel()
+
+
+def test_a_row_ties_loses_or_is_open():
+    assert verdict([1.0, 1.19], 1.2) == "tie"
+    assert verdict([1.0, 1.2], 1.2) == "open"
+    assert verdict([1.2, 1.3], 1.2) == "loses"
+    with pytest.raises(ValueError, match="one ratio or more"):
+        verdict([], 1.2)
+
+
+def test_each_step_stands_over_the_fastest_of_its_world():
+    assert nearness({"a": [2.0, 9.0], "b": [4.0, 3.0]}) == {"a": [1.0, 3.0], "b": [2.0, 1.0]}
+
+
+def test_rates_are_halved_and_doubled_one_at_a_time():
+    cluster, batch = Cluster(gpu="A100-80GB", nodes=8), Batch(sequences=64, sequence_length=2048)
+    as_is, *others = halved_and_doubled(cluster)
+    assert as_is == cluster and len(others) == 6
+    half, twice = others[:3], others[3:]
+    for plan, place in ((Plan(tp=8, pp=8), 1), (Plan(dp=64, zero_stage=3, recompute="full"), 0)):
+        took = estimate("megatron-175b", cluster, plan, batch).step_seconds
+        slower = estimate("megatron-175b", half[place], plan, batch).step_seconds
+        faster = estimate("megatron-175b", twice[place], plan, batch).step_seconds
+        assert slower > took >= faster
+    products = [
+        estimate("megatron-175b", c, Plan(tp=8, pp=8), batch).time.matmul
+        for c in (cluster, half[2])
+    ]
+    assert 1.8 < products[1] / products[0] <= 2
+    with pytest.raises(ValueError, match="has no NVLink"):
+        halved_and_doubled(Cluster(gpu="RTX 4090", nodes=1))
+
+
+def test_pairs_that_ran_are_ranked_by_the_planner():
+    pairs = ranked_pairs()
+    assert len(pairs) > 5000 and min(pair.predicted for pair in pairs) >= 1
+    far = [pair.published > 1 for pair in pairs if pair.predicted >= 1.2]
+    near = [pair.published > 1 for pair in pairs if pair.predicted < 1.1]
+    assert sum(far) / len(far) > 0.95 > 0.8 > sum(near) / len(near)
+    assert bloom_pair().published == pytest.approx(114.11 / 111.89)
+
+
+def test_ratios_are_bars_with_their_verdict():
+    rows = {"a": [1.0, 1.1, 1.0], "b": [1.3, 1.25, 9.0]}
+    figure = draw_ratios({"64 sequences": rows, "8 sequences": rows}, tie=1.2)
+    said = [text.get_text() for text in figure.axes[0].texts]
+    assert said == ["1.00 to 1.10: tie", "1.25 to 9.00: loses"]
+    assert len(figure.axes) == 2 and "predicted" in figure.get_supxlabel()
+    with pytest.raises(ValueError, match="the same layouts"):
+        draw_ratios({"64": rows, "8": {"a": [1.0]}}, tie=1.2)
+
+
+def test_the_script_is_the_one_that_the_page_prints():
+    script = monday_script()
+    compile(script, "train.py", "exec")
+    assert script.startswith("import itertools\n") and "fully_shard(stage" in script

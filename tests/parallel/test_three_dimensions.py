@@ -13,6 +13,7 @@ from evidence.validation.tables import table
 from utils.catalog import model_shape
 from utils.planner import Batch, Plan, memory
 from utils.ranks import run_ranks
+from utils.simulation import simulate
 from utils.units import GIB, Category
 
 FEW, MANY = 4, 20
@@ -70,6 +71,17 @@ def test_a_norm_by_stage_shows_in_the_norm_and_other_rows_in_the_first_loss():
     assert math.sqrt(square) == pytest.approx(right[1][0], rel=1e-9)
     other = trained("dp", FEW, read=LESSON["shuffled_by_rank"])
     assert other[0][0][0] != pytest.approx(right[0][0], rel=1e-4)
+
+
+def test_a_real_rank_needs_what_the_simulation_says():
+    small = LESSON["TransformerConfig"](
+        vocabulary=512, hidden=256, layers=4, heads=4, feedforward=768
+    )
+    sizes = small, BOX, 2, 256
+    real = run_ranks(LESSON["real_peak"], 8, *sizes, timeout_seconds=200)
+    for rank in (0, BOX.rank(pp=1)):
+        told = simulate(*LESSON["program"](*sizes), device="cpu", world=BOX, rank=rank)
+        assert told.peak_bytes == pytest.approx(real[rank], rel=0.01)
 
 
 PLAN = Plan(

@@ -10,8 +10,8 @@ import jupytext
 LESSON = Path(__file__).parents[2] / "sources/advanced/14_three_dimensions/lesson.py"
 DEFINES = (
     "tokens", "whole_model", "one_process", "my_part", "my_passes", "my_rows", "my_clip",
-    "train", "at_size", "sent_by_axis", "clip_by_stage", "shuffled_by_rank", "add_up_ends", "clip_tied",
-    "tied_model", "leaving",
+    "train", "program", "real_peak", "at_size", "sent_by_axis", "clip_by_stage", "shuffled_by_rank", "add_up_ends", "clip_tied",
+    "tied_model",
 )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from utils.views.style import course_style, print_evidence
 
 __all__ = ["draw_bugs"]
 
-WRONG, RIGHT = "#bd1f01", "white"  # petroff10 (Petroff 2021, arXiv:2107.02270)
+WRONG, HARDLY, RIGHT = "#bd1f01", "#f3c9c1", "white"  # petroff10 (Petroff 2021, arXiv:2107.02270)
 NEAR = 1e-9  # float64 leaves 1e-15
+SEEN = 1e-5  # what differs by less, nobody would see in a log
 Run = tuple[Sequence[float], Sequence[float]]  # losses and norms
 
 
@@ -58,10 +59,10 @@ def draw_bugs(
                     row,
                     column,
                     f"{abs(apart):.0e}" if apart else "0",
-                    wrong=abs(apart) > NEAR,
+                    apart,
                 )
             for column, ratio in enumerate(norms[name]):
-                _cell(right, row, column, f"{ratio:.2f}", wrong=abs(ratio - 1) > NEAR)
+                _cell(right, row, column, f"{ratio:.2f}", ratio - 1)
         _finish(left, len(losses), [str(n + 1) for n in range(steps)])
         _finish(right, len(losses), [str(n) for n in range(len(ranks))])
         left.set_yticks(range(len(losses)), list(losses))
@@ -70,14 +71,15 @@ def draw_bugs(
         right.set_xlabel("rank")
         left.set_title("loss difference, nats", fontsize=11, fontweight="normal")
         right.set_title("norm of step 1 / that of one process", fontsize=11, fontweight="normal")
-        figure.suptitle(f"{title} (filled: further than {NEAR:.0e} apart)", x=0.01, ha="left",
+        figure.suptitle(f"{title} (red: further than {SEEN:.0e} apart; pale: {NEAR:.0e})", x=0.01, ha="left",
                         fontweight="bold")  # fmt: skip
         print_evidence(figure, [evidence])
     return figure
 
 
-def _cell(axes: Axes, row: int, column: int, text: str, *, wrong: bool) -> None:
-    color = WRONG if wrong else RIGHT
+def _cell(axes: Axes, row: int, column: int, text: str, apart: float) -> None:
+    wrong = abs(apart) > SEEN
+    color = WRONG if wrong else HARDLY if abs(apart) > NEAR else RIGHT
     box = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=color, edgecolor="#717581", lw=0.8)
     axes.add_patch(box)
     look = ("white", "bold") if wrong else ("black", "normal")

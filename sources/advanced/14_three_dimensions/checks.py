@@ -46,13 +46,14 @@ same_rows = Question(
 
 which_bug = Question(
     "Lesson 14: the first loss is right, and all stages agree on a wrong norm.",
-    number("1, 2 or 3"),
+    number("1, 2, 3 or 4"),
     right=3,
     wrong={
         1: "With a norm by stage the stages report different norms.",
         2: "Other rows show at step 1: the first loss is already of something else.",
+        4: "The mean of means is another number already at step 1.",
     },
-    nudge="Which of the three leaves the first forward pass alone, and the gradients not?",
+    nudge="Which of the four leaves the first forward pass alone, and the gradients not?",
     note="both copies start alike, and each has a part of the gradient",
     expected="a number",
 )

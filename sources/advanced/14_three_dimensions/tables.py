@@ -33,10 +33,12 @@ def layout_table(found: Mapping[int, Sequence[Estimate]], *, caption: str) -> St
         rows.append(
             {
                 "TP x PP x DP": f"{first.plan.tp} x {first.plan.pp} x {first.plan.dp}",
-                "recompute": first.plan.recompute,
+                "chunks": first.plan.virtual_stages,
                 "micro-batch": first.plan.micro_batch,
                 "fullest GPU, GiB": first.peak.needed_bytes / GIB,
                 "verdict": first.verdict,
+                "products, data, s": time.matmul + time.memory,
+                "recomputed, s": time.recompute,
                 "waits for tp, s": time.tensor_parallel,
                 "for the pipeline, s": time.pipeline,
                 "for shard, s": time.data_parallel,
