@@ -15,8 +15,8 @@
 # (*context parallelism*, CP), and how?
 #
 # **Promise.** You build a ring of four ranks, with the gradients of one process, and say what forces sharing. **Memory does past
-# half a million tokens on eight H100s (simulated). The tokens of a step do earlier, with 128 GPUs and more.** A step shared by eight takes an
-# eighth of the tokens and of the time (predicted). In the worst reading of a published run it takes a quarter of the time.
+# half a million tokens on eight H100s (simulated). The batch does earlier, with 128 GPUs and more**: 16M tokens a step leave each 128k. A step
+# shared by eight takes an eighth of the tokens and of the time (predicted), and a quarter in the worst reading of a published run.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -243,7 +243,6 @@ class RingAttention(torch.autograd.Function):
 
 # %%
 RANKS, A, K, D, S = 4, 8, 2, 16, 64
-
 def ring(zigzag, offsets=(0, S)):  # where documents begin, and the row's end: here one document
     return lambda q, k, v: RingAttention.apply(q, k, v, offsets, zigzag)
 for zigzag in (False, True):
@@ -258,14 +257,13 @@ for zigzag in (False, True):
 #
 # ## 3. Zigzag gives all ranks equal work
 #
-# Which layout is faster? `squares` gives each round's pairs of query and key. A round lasts as long as its busiest rank computes:
+# `squares` gives each round's pairs of query and key. A round lasts as long as its busiest rank computes:
 
 # %%
 def pairs_by_round(zigzag, offsets=(0, 512)):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return [sum(pairs_of(rows.stop - rows.start, columns.stop - columns.start, triangle)
                 for rows, columns, triangle in squares((rank - step) % ranks, offsets, zigzag)) for step in range(ranks)]
-
 counted = {layout: run_ranks(pairs_by_round, RANKS, layout == "zigzag") for layout in ("in order", "zigzag")}
 show(draw_rounds(counted, piece=512 // (2 * RANKS), title="Forward around a ring of four, 512 tokens: pairs counted, time taken as pairs"),
      alt="In order rank 0 works only in the first round, and rank 3 in all four, until 14 squares. In zigzag all four ranks work in every round, and end at 8.")
@@ -289,7 +287,7 @@ check("18.rank_0_percent", rank_0_percent)
 # ### Two other ways: heads in place of tokens, and gathered KV
 #
 # In *Ulysses* each rank attends for *some* heads, and to *all* tokens. Ranks exchange until they hold
-# these, attend, and exchange back. Follow one row of the left square to its columns on the right:
+# these, attend, and exchange back. Follow a row on the left to its columns on the right:
 
 # %%
 show(draw_exchange(), alt="Tokens by heads: rows of four ranks before, columns of four ranks while they attend; each square says to whom it goes, and from whom it came.")
@@ -327,8 +325,8 @@ check("18.most_ranks", most_ranks)
 # %% [markdown]
 # ## 4. A whole model needs three things more, and packed rows their offsets
 #
-# All other layers look at one token at a time. So a model needs three things more: this rank's tokens, *their positions* in the row,
-# and targets that were shifted **before** they were split.
+# All other layers look at one token at a time. So a model needs this rank's tokens, *their positions* in the row, and targets that were
+# shifted **before** they were split.
 
 # %%
 def fresh():
@@ -410,7 +408,7 @@ print("pairs by rank, in zigzag (counted):", *works, f" the busiest has {max(wor
 # size. Positions may go on, for rotary ones count distances. Ranks hold unequal numbers of targets, so divide by the count of **all**. And
 # zigzag is no longer even: the lab mends that.
 #
-# ## 5. Memory forces sharing past half a million tokens, many GPUs earlier
+# ## 5. Memory forces sharing past half a million tokens, the batch earlier
 #
 # Back to real size: eight GPUs share 128k tokens and the states.
 
@@ -430,7 +428,6 @@ score("18", ours)  # a row of your scoreboard
 # - *torchtitan*: Llama 3.1 8B on H100s of **96 GB**, linear layers in fp8, 32,768 tokens a rank.
 # - *TRL*: Qwen3-8B, 1M tokens shared by eight, checkpoints on the host.
 # - *ALST*: Llama 3.1 8B alone on one H100, MLP tiled, checkpoints and states on the host.
-# - *Llama 3*: 405B on 16,384 H100s, alone and shared by 16.
 #
 # We simulate in bf16, and predict speed at 380 TFLOP/s:
 
@@ -447,7 +444,7 @@ print(told_outside(room_bytes))
 print(f"Llama 3: {LLAMA_3_ALONE_FLOPS / 1e12:.0f} TFLOP/s at 8k, not shared, {LLAMA_3_FLOPS / 1e12:.0f} at 128k, shared by 16 (published): {LLAMA_3_FLOPS / LLAMA_3_ALONE_FLOPS:.2f}")
 
 # %% [markdown]
-# **Read it.** *Memory*: the first row sets our margin of 10%, and the other runs allow it. *Time*: Llama 3 lost 5%. torchtitan
+# **Read it.** *Memory*: the first row sets our margin of 10%, and the other runs allow it. *Time*: Llama 3 405B lost 5%. torchtitan
 # lost half, but its sequences grew with CP, and none of 262k ran alone.
 #
 # What does sharing buy? `step_parts` predicts a step's seconds on one of $n$ GPUs. In the picture an arrow goes from own sequences to one that
@@ -472,30 +469,32 @@ for n in (1, GPUS):
 times = [seconds(1, 2**19, rate * LLAMA_3_FLOPS) / seconds(GPUS, 2**19, rate * LLAMA_3_FLOPS) for rate in (0.5, 1, 2)]
 print("at half, all and twice the rate a step is", ", ".join(f"{x:.1f}" for x in times), "times shorter; with torchtitan's loss", ", ".join(f"{reached[-1] * x:.1f}" for x in times))
 trl = sum(step_parts(QWEN3_8B, nvlink, 2**20, GPUS, LLAMA_3_FLOPS, tiled=False).values())
-print(f"TRL, shared by eight: {trl:.0f} s (predicted), {TRL_SECONDS} s (published): {trl / TRL_SECONDS:.1f} times faster")
+print(f"TRL, shared by eight: {trl:.0f} s (predicted, as a ring), {TRL_SECONDS} s (published): {trl / TRL_SECONDS:.1f} times faster")
 
 # %% [markdown]
-# **Read it.** A step shared by eight takes an eighth of the tokens and of the time, for messages hide behind
+# **Read it.** A step shared by eight takes an eighth of the tokens and of the time, whatever a GPU's rate: messages hide behind
 # attention. In the worst reading it takes a quarter of the time. TRL, shared by eight, ran *faster* than predicted.
 #
-# So sharing brings no more tokens a second. **What forces it?** Memory, or the tokens of an optimizer's step, which a training run sets:
+# So sharing brings no more tokens a second. **What forces it?** Memory, or the *batch*, the tokens of an optimizer's step. Put in your own
+# `my_gpus` and `my_batch`:
 
 # %%
+my_gpus, my_batch = 64, 4 * 2**20  # yours: GPUs, and tokens of an optimizer's step
 print(told_verdict(room_bytes))
 longest_alone = [longest(held["on the host, MLP tiled"], room_bytes / (1 + part)) for part in MARGINS]
 print("memory forces sharing past", ", ".join(f"{s / 1024:.0f}k" for s in longest_alone), "tokens with the four margins (interpolated)\n")
-print("a step's tokens      8 GPUs  32 GPUs 128 GPUs 512 GPUs")
+print("own sequences, at most (* before memory forces sharing, with a margin of 10%)\nbatch, tokens        8 GPUs  32 GPUs 128 GPUs 512 GPUs")
 for batch in (LLAMA_3_BATCH_TOKENS // 2, LLAMA_3_BATCH_TOKENS, 2 * LLAMA_3_BATCH_TOKENS):
-    told = (f"{batch // n // 1024:>7}k{'*' if batch / n < longest_alone[2] else ' '}" for n in (8, 32, 128, 512))
-    print(f"{batch / 2**20:>14.0f}M  ", *told, sep="")
-print("own sequences have no more tokens than this; * before memory forces sharing, with a margin of 10%")
-print(f"Llama 3 405B (published): 16,384 GPUs make 128 models (TP 8, PP 16). A step of 16M tokens leaves each {LLAMA_3_BATCH_TOKENS // 128 // 1024}k: one sequence, shared by 16")
+    print(f"{batch / 2**20:>14.0f}M  ", *(f"{batch // n // 1024:>7}k{'*' if batch / n < longest_alone[2] else ' '}" for n in (8, 32, 128, 512)), sep="")
+print(f"yours, {my_batch / 2**20:.0f}M tokens on {my_gpus} GPUs: the {'batch' if my_batch / my_gpus < longest_alone[2] else 'memory'} forces sharing, past {min(my_batch / my_gpus, longest_alone[2]) / 1024:,.0f}k")
+print(f"Llama 3 405B (published): 16,384 GPUs make 128 models (TP 8, PP 16). A batch of 16M tokens leaves each {LLAMA_3_BATCH_TOKENS // 128 // 1024}k: one sequence, shared by 16")
+print(f"gathered, a layer's KV of 1M tokens take {2 * qwen.key_value_heads * qwen.head_dim * 2 * 2**20 / 2**30:.0f} GiB in bf16, and their gradient as much")
 
 # %% [markdown]
 # **Read it. Memory forces sharing past half a million tokens**, with any margin: 577k, or 520k to 645k. Up to there a GPU trains alone, and
 # eight pin 896 GiB.
 #
-# **The tokens of a step force it earlier, with 128 GPUs and more**, at half of Llama 3's 16M as at twice. With 32 GPUs, 16M is a tie.
+# **The batch does earlier, with 128 GPUs and more**, at half of Llama 3's 16M tokens as at twice. With 32 GPUs, 16M is a tie.
 #
 # ## Break it, diagnose it
 #
@@ -521,9 +520,9 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 #
 # ## Recap
 #
-# **Memory forces sharing past half a million tokens on eight H100s (simulated). The tokens of a step do earlier, with 128 GPUs and more.** A
-# step shared by eight takes an eighth of the tokens and of the time (predicted). In the worst reading of a published run it takes a quarter of
-# the time. Softmax adds up, so KV can go around a ring. Zigzag evens out work, and offsets keep documents apart.
+# **Memory forces sharing past half a million tokens on eight H100s (simulated). The batch does earlier, with 128 GPUs and more**: 16M tokens a
+# step leave each 128k. A step shared by eight takes an eighth of the tokens and of the time (predicted), and a quarter in the worst reading of
+# a published run. Softmax adds up, so KV can go around a ring. Zigzag evens out work, and offsets keep documents apart.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
@@ -536,8 +535,8 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 # %% [markdown]
 # ## On Monday
 #
-# PyTorch's `context_parallel` is a ring for one causal document. For packed rows PyTorch 2.15 has parts, still private, that gather keys and values.
-# This script uses them. It was run on CPU ranks alone, with dense attention in place of CUDA's `flex_attention`.
+# PyTorch's `context_parallel` is a ring for one causal document. For packed rows PyTorch 2.15 has parts, still private, that gather keys and values
+# (2 GiB a layer at 1M). This script uses them. It was run on CPU ranks alone, with dense attention in place of CUDA's `flex_attention`.
 #
 # ```python
 # # torchrun --nproc-per-node=8 train.py. You bring:
