@@ -59,7 +59,7 @@ from utils.lessons.lesson_18.rounds import pairs_of, round_ends, round_seconds
 # ## 1. Memory grows no faster than the tokens
 #
 # Eight H100s train Qwen2.5-7B with flash attention and FSDP2. The picture shows what a GPU reserves (simulated), and
-# 10% on top. On three lines each GPU has its own sequence, and each line adds to the one before:
+# 10% on top. On three lines each GPU has its own sequence; each line adds to the one before:
 #
 # - *chunked loss, checkpoints*: few tokens' logits at a time, and of a block only its input
 #   ([05](../intermediate/05_checkpointing.ipynb));
@@ -404,7 +404,7 @@ works = [sum(pairs) for pairs in run_ranks(pairs_by_round, RANKS, True, OFFSETS)
 print("pairs by rank, in zigzag (counted):", *works, f" the busiest has {max(works) * RANKS / sum(works) - 1:.0%} above the mean")
 
 # %% [markdown]
-# **Read it.** With offsets the ring equals one process. Without them documents leak: the loss is off by 1% only, gradients by their whole
+# **Read it.** With offsets the ring equals one process. Without them documents leak: the loss is off by 1% only, a gradient by its whole
 # size. Positions may go on, for rotary ones count distances. Ranks hold unequal numbers of targets, so divide by the count of **all**. And
 # zigzag is no longer even: the lab mends that.
 #
@@ -429,7 +429,7 @@ score("18", ours)  # a row of your scoreboard
 # - *TRL*: Qwen3-8B, 1M tokens shared by eight, checkpoints on the host.
 # - *ALST*: Llama 3.1 8B alone on one H100, MLP tiled, checkpoints and states on the host.
 #
-# We simulate in bf16, and predict speed at 380 TFLOP/s:
+# We simulate in bf16, and predict speed at Llama 3's 380 TFLOP/s:
 
 # %% jupyter={"source_hidden": true}
 theirs, runs, reached = of_one_rank("llama-3-8b", 32_768, "checkpointing"), torchtitan_runs(), []
@@ -492,7 +492,7 @@ print(f"gathered, a layer's KV of 1M tokens take {2 * qwen.key_value_heads * qwe
 
 # %% [markdown]
 # **Read it. Memory forces sharing past half a million tokens**, with any margin: 577k, or 520k to 645k. Up to there a GPU trains alone, and
-# eight pin 896 GiB.
+# eight keep 896 GiB on their host.
 #
 # **The batch does earlier, with 128 GPUs and more**, at half of Llama 3's 16M tokens as at twice. With 32 GPUs, 16M is a tie.
 #
@@ -516,7 +516,7 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 
 # %% [markdown]
 # **Diagnose it.** Gradients not at home leave the first loss right. The others show at once: each rank believes that it has the beginning, ends of
-# pieces learn a wrong token, or a `DistributedSampler` counted all ranks. So compare several losses with one process, in fp64.
+# pieces learn a wrong token, or a `DistributedSampler` counted all ranks. So compare several losses with one process.
 #
 # ## Recap
 #
