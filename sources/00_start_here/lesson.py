@@ -173,7 +173,7 @@ mine
 # | fine-tune 7B on your card | 01, 05, 06 | 3.0 | 2.8 |
 # | train on several GPUs | 01, 04, 09, 11, 12, 13, 14 | 8.7 | 7.4 |
 # | plan a cluster's run | 01, 09, 14, 15, 16, 17, 17a | 7.6 | 6.6 |
-# | know what runs of 2026 use | 18, 19, 20 | 4.6 | 3.8 |
+# | know what runs of 2026 use | 18, 19, 20 | 5.1 | 3.8 |
 #
 # Minutes below are those of a learner who reads, predicts and runs; the lab comes on top.
 #
@@ -199,7 +199,7 @@ mine
 # | [16a When a run breaks](advanced/16a_when_a_run_breaks.ipynb) | kill ranks, a host and a link; see who notices, who is to blame, and what it costs | 50 | | lab 16 |
 # | [17 On a real cluster](advanced/17_cluster_and_budget.ipynb) | start one script by torchrun and Slurm, and lose a node | 60 | 75 | [lab](../labs/advanced/17_cluster_and_budget.ipynb), [solution](../solutions/advanced/17_cluster_and_budget.ipynb) |
 # | [17a What a run costs, and which offer to take](advanced/17a_what_a_run_costs.ipynb) | price a run by the token, and decide between offers | 60 | | |
-# | [18 Long contexts](advanced/18_long_contexts.ipynb) | share one sequence of 128k tokens among ranks, and say where its bytes go | 80 | 75 | [lab](../labs/advanced/18_long_contexts.ipynb), [solution](../solutions/advanced/18_long_contexts.ipynb) |
+# | [18 Long contexts](advanced/18_long_contexts.ipynb) | share one sequence of 128k tokens among ranks, and say where its bytes go | 110 | 75 | [lab](../labs/advanced/18_long_contexts.ipynb), [solution](../solutions/advanced/18_long_contexts.ipynb) |
 # | [19 Experts](advanced/19_experts.ipynb) | say what a mixture of experts saves and costs, and deal its experts over ranks | 120 | 80 | [lab](../labs/advanced/19_experts.ipynb), [solution](../solutions/advanced/19_experts.ipynb) |
 # | [20 Eight bits, and four](advanced/20_eight_bits.ipynb) | say which numbers of a step may take eight bits or four, with which scales | 75 | 70 | [lab](../labs/advanced/20_eight_bits.ipynb), [solution](../solutions/advanced/20_eight_bits.ipynb) |
 # | [99 Capstone](advanced/99_capstone.ipynb) | answer nine interview questions, each sentence with its cell, and sit fourteen timed cases | 60 | 280 | [lab](../labs/advanced/99_capstone.ipynb), [solution](../solutions/advanced/99_capstone.ipynb) |

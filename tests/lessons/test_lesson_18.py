@@ -184,7 +184,7 @@ def test_the_pictures_say_who_holds_and_who_sends() -> None:
     assert in_order.get_title(loc="left").endswith("2, 6, 10, 14")
     assert zigzag.get_title(loc="left").endswith("8, 8, 8, 8")
     told = [text.get_text() for text in rounds.texts]
-    assert told.count("keys 0, 7\n1, 6 see 0") == told.count("keys 2, 5\n6 sees 2, 5") == 1
+    assert told.count("KV 0, 7\n1, 6 see 0") == told.count("KV 2, 5\n6 sees 2, 5") == 1
     terms = [text.get_text().partition("\n") for text in way_home.texts]
     assert [of_0 for of_0, _, _ in terms] == [
         "piece 0: 1 term",

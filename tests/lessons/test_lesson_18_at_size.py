@@ -8,7 +8,7 @@ import torch
 from utils.lessons.lesson_18 import at_size
 from utils.lessons.lesson_18.at_size import RANKS as GPUS
 from utils.lessons.lesson_18.at_size import Reader, of_one_rank
-from utils.lessons.lesson_18.figures import draw_growth
+from utils.lessons.lesson_18.figures import draw_growth, draw_steps
 from utils.lessons.lesson_18.published import ALST_TOKENS, TRL_GB
 from utils.lessons.lesson_18.records.growth import (
     DRAWN,
@@ -25,6 +25,7 @@ from utils.lessons.lesson_18.records.growth import (
     simulated,
     simulated_outside,
     told_outside,
+    told_verdict,
 )
 from utils.lessons.lesson_18.ring import ring_attention
 from utils.models import TransformerConfig
@@ -90,6 +91,24 @@ def test_the_picture_has_every_line() -> None:
 
 def test_what_fits_is_said_with_each_margin() -> None:
     assert fits(100 * 2**30, 107 * 2**30).split() == ["fits", "fits", "no", "no"]
+
+
+def test_the_verdicts_table_has_its_rows() -> None:
+    _, head, *rows = told_verdict(80 * 2**30).splitlines()
+    assert head.split()[3:7] == ["+0%", "+5%", "+10%", "+20%"]
+    for row, (line, tokens) in zip(rows, VERDICT, strict=True):
+        assert row.split()[0] == f"{tokens // 1024}k" and line in row
+        held, *fitting, pinned = row.removeprefix(f"{tokens // 1024:>5}k {line}").split()
+        assert held == f"{recorded('reserved_bytes')[line][tokens] / 2**30:.1f}"
+        assert len(fitting) == 4
+        assert (pinned == "0") == ("host" not in line)
+
+
+def test_the_picture_of_steps_sets_seconds_against_tokens_a_second() -> None:
+    seconds = {(1, 800): 80.0, (8, 800): 10.0, (1, 1600): 400.0, (8, 1600): 50.0}
+    (axes,) = draw_steps(seconds, ring=8, worst=0.5, no_room=1600, title="").axes
+    drawn = [tuple(float(x[0]) for x in line.get_data()) for line in axes.lines]  # pyright: ignore[reportArgumentType, reportIndexIssue]
+    assert drawn == [(80, 10), (10, 10), (20, 5), (400, 4), (50, 4), (100, 2)]
 
 
 def test_a_host_pins_the_inputs_of_28_blocks_each_a_power_of_two() -> None:

@@ -15,7 +15,7 @@ from utils.views.style import course_style, empty_figure, print_evidence
 
 from .rounds import round_ends
 
-__all__ = ["draw_growth", "draw_rounds"]
+__all__ = ["draw_growth", "draw_rounds", "draw_steps"]
 
 # Colour, marker and line of each curve: they differ in grey, too.
 _LOOKS = [
@@ -131,9 +131,50 @@ def draw_rounds(pairs: Mapping[str, Sequence[Sequence[int]]], *, piece: int, tit
     return figure
 
 
+def draw_steps(
+    seconds: Mapping[tuple[int, int], float], *, ring: int, worst: float, no_room: int, title: str
+) -> Figure:
+    """Seconds of a step against tokens a second of one GPU: own sequences, and one shared around a ring.
+
+    Args:
+        seconds: of a step, by GPUs that share a sequence (1 or `ring`) and its tokens.
+        ring: how many share.
+        worst: of the shared tokens a second, what is left in the worst reading.
+        no_room: tokens from which a GPU has no room for a sequence of its own.
+        title: what stands above.
+    """
+    with course_style():
+        figure, axes = empty_figure(9.5, 5.0)
+        for tokens in sorted({length for _, length in seconds}):
+            alone, shared = ((t := seconds[n, tokens], tokens / n / t) for n in (1, ring))
+            bad = (shared[0] / worst, shared[1] * worst)
+            full = tokens >= no_room
+            axes.annotate("", shared, alone, arrowprops={"arrowstyle": "->", "color": "#777777", "ls": ":" if full else "-"})  # fmt: skip
+            axes.annotate("", bad, shared, arrowprops={"arrowstyle": "->", "color": "#777777", "ls": ":"})  # fmt: skip
+            axes.plot(*alone, "X" if full else "o", color="#a96b59" if full else "#3f90da", ms=9)
+            axes.plot(*shared, "P", color="#4d4d4d", ms=10)
+            axes.plot(*bad, "P", color="#4d4d4d", mfc="none", ms=9)
+            axes.annotate(_tokens(tokens), alone, textcoords="offset points", xytext=(0, 8), ha="center", fontsize=10)  # fmt: skip
+            axes.annotate(_tokens(tokens), shared, textcoords="offset points", xytext=(0, 8), ha="center", fontsize=10)  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        ticks = [2**power for power in range(3, 13)]
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        ticks = [2**power for power in range(7, 12)]
+        axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.set_ylim(2**7, 3 * 2**10)
+        axes.set(xlabel="seconds a step", ylabel="tokens a second of one GPU", title=title)
+        looks = (("own sequence", "o", "#3f90da", None), ("own, does not fit", "X", "#a96b59", None),
+                 (f"shared by {ring}", "P", "#4d4d4d", None), (f"shared, at {worst:.2f} of the tokens a second", "P", "#4d4d4d", "none"))  # fmt: skip
+        shown = [Line2D([], [], ls="", marker=mark, color=color, mfc=face or color, ms=9, label=name) for name, mark, color, face in looks]  # fmt: skip
+        figure.legend(handles=shown, loc="outside lower left", ncols=4, fontsize=10)
+        print_evidence(figure, [Evidence.PREDICTED])
+    return figure
+
+
 def _draw_work(axes: Axes, row: float, begin: float, work: float, source: int) -> None:
     axes.barh(row, work, left=begin, height=0.8, color="#3f90da", edgecolor="white")
-    axes.text(begin + work / 2, row, f"rank {source}'s keys", ha="center", va="center", fontsize=10, color="white")  # fmt: skip
+    axes.text(begin + work / 2, row, f"rank {source}'s KV", ha="center", va="center", fontsize=10, color="white")  # fmt: skip
 
 
 check_public(globals())

@@ -58,7 +58,7 @@ def _draw_square(axes: Axes, name: str, zigzag: bool) -> None:
     squares = ", ".join(f"{each:.0f}" for each in work)
     axes.set(
         title=f"{name}: squares by rank {squares}",
-        xlabel="piece of the keys (in a square: the round)",
+        xlabel="piece of the KV (in a square: the round)",
         ylabel="piece of the queries, and who holds it",
     )
 
@@ -72,8 +72,8 @@ def _draw_rounds(axes: Axes) -> None:
             x, y = rank - wide / 2, turn - high / 2
             axes.add_patch(Rectangle((x, y), wide, high, facecolor=color, hatch=hatch, edgecolor="white"))  # fmt: skip
             axes.add_patch(Rectangle((x, y), wide, high, fill=False, edgecolor="#555555"))
-            keys = ", ".join(map(str, held(source, zigzag=True)))
-            told = f"keys {keys}\n{_seen(rank, source)}"
+            pieces = ", ".join(map(str, held(source, zigzag=True)))
+            told = f"KV {pieces}\n{_seen(rank, source)}"
             axes.text(rank, turn, told, ha="center", va="center", fontsize=9.5, bbox=_PLATE)
             if turn < RANKS - 1:
                 _arrow(axes, (rank + wide / 2, turn + high / 2), (rank + 1 - wide / 2, turn + 1 - high / 2))  # fmt: skip
@@ -90,7 +90,7 @@ def _draw_rounds(axes: Axes) -> None:
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_title(
-        "zigzag, numbers are pieces: keys and values move on, queries stay; right of rank 3 is rank 0"
+        "zigzag, by pieces: keys and values (KV) move on, queries stay; right of rank 3 is rank 0"
     )
 
 
@@ -119,9 +119,7 @@ def _draw_way_home(axes: Axes) -> None:
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_title(
-        f"backward: the gradient of the keys of pieces {keys} travels with them, and moves once more"
-    )
+    axes.set_title(f"backward: the gradient of KV {keys} travels with them, and moves once more")
 
 
 def _seen(rank: int, source: int) -> str:
@@ -155,13 +153,13 @@ def draw_exchange() -> Figure:
         pairs = [f"{2 * part}, {2 * part + 1}" for part in range(RANKS)]
         before.set_yticks(middles, [f"{pair}: rank {r}" for r, pair in enumerate(pairs)])
         after.set_yticks(middles, pairs)
-        named = [f"query {head},\nkey {head // 2}" for head in range(RANKS)]
+        named = [f"query {head},\nKV {head // 2}" for head in range(RANKS)]
         before.set_xticks(middles, named)
         after.set_xticks(middles, [f"{name}:\nrank {rank}" for rank, name in enumerate(named)])
         before.set(title="before: a row is a rank", ylabel="pieces of the sequence")
         after.set(title="attending: a column is a rank", ylabel="pieces of the sequence")
         for axes in (before, after):
-            axes.set_xlabel("heads (two key heads, copied)")
+            axes.set_xlabel("heads (two KV heads, copied)")
         middle.axis("off")
         middle.set(xlim=(0, 1), ylim=(0, 1))
         for height, ends, told in ((0.62, (0, 1), "all-to-all\nof q, k, v"), (0.32, (1, 0), "all-to-all\nof the output")):  # fmt: skip

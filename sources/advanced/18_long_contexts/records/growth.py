@@ -32,7 +32,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "ring of 8, on the host": (*TWO, "offload"),
     "ring of 16": TWO,
 }
-_PLAIN, _CHECKPOINTS, _HOST, _HOST_TILED, _TILED, _RING, _RING_TILED, _RING_HOST, _RING_16 = LINES
+_, _CHECKPOINTS, _HOST, _HOST_TILED, _, _RING, _RING_TILED, _RING_HOST, _ = LINES
 DRAWN = (_CHECKPOINTS, _HOST, _HOST_TILED, _RING, _RING_TILED)
 # Of each curve, at which lengths the picture writes its height, and on which side.
 TOLD = {
@@ -41,8 +41,7 @@ TOLD = {
 }  # fmt: skip
 # The rows of the last table: from what fits at 128k to what fits at 1M.
 VERDICT = (
-    (_CHECKPOINTS, 2**17), (_TILED, 2**17), (_TILED, 2**18), (_HOST_TILED, 2**18), (_HOST_TILED, 2**19),
-    (_RING_TILED, 2**19), (_HOST_TILED, 2**20), (_RING, 2**20), (_RING_TILED, 2**20), (_RING_HOST, 2**20), (_RING_16, 2**20),
+    (_CHECKPOINTS, 2**17), (_HOST_TILED, 2**19), (_RING_TILED, 2**19), (_HOST_TILED, 2**20), (_RING, 2**20), (_RING_TILED, 2**20),
 )  # fmt: skip
 
 # Above what is reserved: none, half of torchtitan's first row, that row, and twice.
@@ -69,7 +68,9 @@ def simulated(line: str, tokens: int) -> Measurement:
 
 def simulated_outside(run: str, tokens: int) -> Measurement:
     """A step of one GPU as in one of the runs `OUTSIDE`, at a length of the sequence."""
-    if run == "TRL":  # eight GPUs share a sequence; theirs gather keys, these go around a ring
+    if (
+        run == "TRL"
+    ):  # eight GPUs share a sequence; theirs gather keys and values, these go around a ring
         return of_one_rank(QWEN3_8B, tokens // RANKS, *LINES[_RING_HOST], attend=ring_attention)
     return of_one_rank("llama-3-8b", tokens, *LINES[_HOST_TILED], ranks=_STATES_AWAY)
 
@@ -126,13 +127,33 @@ def told_outside(room_bytes: float) -> str:
     peak, reserved = (
         recorded_outside("TRL", kind)[2**20] for kind in ("peak_bytes", "reserved_bytes")
     )
-    keys = 2 * QWEN3_8B.key_value_heads * QWEN3_8B.head_dim * 2**20 * BF16_BYTES
-    least, most = peak + keys, reserved + keys
+    kv = 2 * QWEN3_8B.key_value_heads * QWEN3_8B.head_dim * 2**20 * BF16_BYTES
+    least, most = peak + kv, reserved + kv
     return (
-        f"TRL:  {least / gib:.1f} GiB at the peak and {most / gib:.1f} reserved, {keys / gib:.1f} of them keys (simulated); "
+        f"TRL:  {least / gib:.1f} GiB at the peak and {most / gib:.1f} reserved, {kv / gib:.1f} of them KV (simulated); "
         f"{TRL_GB} GB, or {TRL_GB * 1e9 / gib:.1f} GiB, and not said which (published): {TRL_GB * 1e9 / least - 1:+.0%} or {TRL_GB * 1e9 / most - 1:+.0%}\n"
         f"ALST: {alone / gib:.1f} GiB reserved at {ALST_TOKENS:,} tokens (simulated), which ran (published): the GPU's {room_bytes / gib:.1f} are {room_bytes / alone - 1:.0%} above that"
     )
+
+
+def told_verdict(room_bytes: int) -> str:
+    """The table of `VERDICT`: what a GPU reserves, with which margins that fits, and what eight pin on their host.
+
+    Args:
+        room_bytes: of a GPU.
+    """
+    gib, held = 2**30, recorded("reserved_bytes")
+    margins = "".join(f"{f'+{part:.0%}':>6}" for part in MARGINS)
+    head = (
+        f"{MODEL}, chunked loss and checkpoints, GPUs of {room_bytes / gib:.1f} GiB; reserved: simulated\n"
+        f"{'tokens':<30}{'GiB reserved':>14}{margins}{'GiB pinned by 8 GPUs':>22}"
+    )
+    rows = (
+        f"{tokens // 1024:>5}k {line:<25}{held[line][tokens] / gib:>12.1f}{fits(held[line][tokens], room_bytes)}"
+        f"{RANKS * on_host_bytes(line, tokens) / gib:>22,.0f}"
+        for line, tokens in VERDICT
+    )
+    return "\n".join((head, *rows))
 
 
 if __name__ == "__main__":
