@@ -160,10 +160,6 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
     batches = [batch(dist.get_rank())]
     made = run_block(text, name=name, world_size=4, ep_size=ep_size, batches=batches, folder=folder)
     model, optimizer = made["model"], made["optimizer"]
-    if ep_size == 1:  # what the page advises if computing waits for weights
-        for layer, following in pairwise(model.model.layers):
-            layer.set_modules_to_forward_prefetch([following])
-        assert torch.isfinite(model(input_ids=batches[0], labels=batches[0]).loss)
     again: Any = AutoModelForCausalLM.from_pretrained(
         folder, distributed_config=made["layout"], dtype=torch.float32
     )
@@ -180,7 +176,7 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
         )
         for mine, other in pairs
     )
-    return SimpleNamespace(
+    report = SimpleNamespace(
         loss=made["out"].loss.item(),
         norm=made["norm"].item(),
         held=sum(_local(p).numel() for p in model.parameters()),
@@ -188,6 +184,11 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
         rows=made["by_rank"].sum().item(),
         reloads=reloads,
     )
+    if ep_size == 1:  # what the page advises if computing waits for weights
+        for layer, following in pairwise(model.model.layers):
+            layer.set_modules_to_forward_prefetch([following])
+        assert torch.isfinite(model(input_ids=batches[0], labels=batches[0]).loss)
+    return report
 
 
 def _local(tensor: Any) -> Tensor:
