@@ -170,7 +170,7 @@ for name, make in layers.items():
 print(f"FLOPs are counted, bytes measured; 2 k copies of 2,048 vectors of 256 numbers: {2 * 2 * 2048 * 256 * 4 / 2**20:.1f} MiB (predicted)")
 
 # %% [markdown]
-# **Read it. At equal arithmetic the mixture costs four times the model states**, and 8 MiB of copies of vectors. **At equal model
+# **Read it. At equal arithmetic the mixture costs four times the model states**, and 8 MiB of copied vectors. **At equal model
 # states it saves arithmetic and activations.** Such states soon need several ranks.
 #
 # ## 3. On several ranks, rows travel to their experts
@@ -218,7 +218,7 @@ def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
 # **How many bytes travel?** A rank with $T$ tokens puts $kT$ rows of $h$ numbers into the first exchange, and as many as *came* into
 # the second. Backward repeats both. Over $R$ ranks that is $R \cdot 4 k T h$ numbers a layer.
 #
-# Four ranks take ten steps with a small model. In the picture, follow rank 1's red rows:
+# Four ranks take ten steps with a small model. Follow rank 1's red rows:
 
 # %%
 def by_the_rule(model, summed=".experts."):  # these gradients are summed already
@@ -300,8 +300,7 @@ assert gap < 1e-12 and held == everything / RANKS, "each number of the experts o
 # %% [markdown]
 # ### Qwen3 fits one node, if layers are recomputed
 #
-# We *simulate* one of eight H100s: every allocation is counted. At load 8 all rows come to this
-# rank. Which bar passes the dashed line?
+# We *simulate* one of eight H100s: every allocation is counted. At load 8 all rows come to this rank. Which bar passes the dashed line?
 
 # %% jupyter={"source_hidden": true}
 runs = {"EP 8, all kept": qwen3_30b_a3b(), "EP 8, layers\nrecomputed": qwen3_30b_a3b(layers_again=True),
@@ -342,7 +341,7 @@ print(f"your bet, for 4,096 tokens: {my_bet_times} times")
 # %% [markdown]
 # **Read it.** EP's bytes grow with tokens, FSDP's do not. But time decides. Our model adds up computing and what is **exposed**,
 # moved while nothing is computed. All rows are exposed. Weights overlap computing, as far as it lasts, or computing waits for them.
-# Computing runs at 380 TFLOP/s, as Llama 3 405B did over whole steps (published). How near is another published step?
+# Computing runs at 380 TFLOP/s, as Llama 3 405B did over whole steps (published). How near is a published step?
 
 # %%
 def parts(tokens, layout, speed=LLAMA_3_TFLOPS, nvlink=NVLINK, ndr=NDR):  # seconds; that speed holds waiting of its own
@@ -388,9 +387,9 @@ show(draw_loads(break_even, CONSTANTS, ASSUMED),
 
 # %% [markdown]
 # **Read it. With few tokens a GPU, move the tokens**: at 1,024, EP 8 is ahead in every row, up to load 4.8. **With many, move the
-# weights, if they overlap computing and matmuls stay fast**: at 16,384, FSDP alone is ahead at any speed and link, but ties if its
-# matmuls run at half speed. **In between it is a tie**: at 4,096 the first bracket holds both. If computing waits, EP 8 is ahead at 4,096 up
-# to load 2.1, and the tie is at 16,384.
+# weights, if they overlap computing and matmuls stay fast**: at 16,384, FSDP alone is ahead at half and twice the speed or link, but
+# ties if its matmuls run at half speed. **In between it is a tie**: at 4,096 the first bracket holds both. If computing waits, EP 8 is
+# ahead at 4,096 up to load 2.1, and the tie is at 16,384.
 #
 # **Which case is yours?** On Monday, find the exposed seconds of FSDP alone in a trace. Compare the gap found with the gap predicted, the
 # two lines *exposed*, at your TFLOP/s. Near the first weights overlap, near the second computing waits.
@@ -441,7 +440,8 @@ for way, found in trained.items():
           f"text: {loss.mean():.2f}; over the same seed left alone {more.mean():+.3f} ({more.min():+.3f} to {more.max():+.3f})")
 
 # %% [markdown]
-# **Read it.** Left alone, the busiest of four ranks ends at twice the mean. **Both cures bring load down**, and no seed's loss moves by 0.05 nats.
+# **Read it.** Left alone, the busiest of four ranks ends at twice the mean. **Both cures bring load down**, and no seed's
+# loss moves by 0.05 nats.
 #
 # **Over whose tokens, and which layers?** A rank's own tokens may all be code, and rightly need the same experts. So
 # [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873). Some libraries pool all layers.
@@ -623,4 +623,4 @@ print(printed_by_script(ranks=4, ep_size=2, steps=3))
 # ```
 #
 # **Look at** the least of all ranks: faster ranks wait inside NCCL. If computing waits for weights, call
-# `layer.set_modules_to_forward_prefetch([following])` for the layers in `model.model.layers`.
+# `layer.set_modules_to_forward_prefetch([following])` on each of `model.model.layers`.
