@@ -9,13 +9,8 @@ import pytest
 from utils.lessons.lesson_19 import at_size
 from utils.lessons.lesson_19.figures_at_size import draw_loads, peak_parts
 from utils.lessons.lesson_19.published import STEP_TFLOPS, STEP_TOKENS
-from utils.lessons.lesson_19.tables import (
-    print_across,
-    print_choice,
-    print_loads,
-    print_seconds,
-    print_step,
-)
+from utils.lessons.lesson_19.small_run import printed_by_script, script
+from utils.lessons.lesson_19.tables import print_break_even, print_seconds, print_step
 from utils.simulation.devices import simulated_device
 
 
@@ -84,40 +79,50 @@ def test_published_products_are_those_of_a_token_without_what_is_recomputed() ->
     assert at_size.token_flops(2048)[0] < rest, "attention is less in shorter sequences"
 
 
-def test_loads_that_no_run_has_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    loads = {(1024, True): 8.0, (4096, True): 0.99, (1024, False): 7.94, (4096, False): 1.0}
+def test_layers_run_forward_twice_and_the_output_once() -> None:
+    (rest, experts), (again, experts_again) = (at_size.token_flops(forwards=n) for n in (1, 2))
+    output = 6.0 * 151936 * 2048
+    assert experts_again == pytest.approx(experts * 4 / 3)
+    assert again - output == pytest.approx((rest - output) * 4 / 3)
 
-    def load_of(tokens: int, overlap: bool, more: float = 0.0) -> float:
-        return loads[tokens, overlap] + more
 
-    print_loads("EP 8 is faster", load_of, (1024, 4096), {"a": {}, "b": {"more": 0.2}}, worst=8)
+def test_loads_stand_with_their_least_and_most(capsys: pytest.CaptureFixture[str]) -> None:
+    def load_of(tokens: int, more: float = 0.0, by: float = 1.0) -> float:
+        return (4096 / tokens + more) * by
+
+    constants = [{"by": 0.5}, {"by": 2.0}]
+    print_break_even(
+        "EP 8 is faster", load_of, (512, 2048, 16_384), {"a": {}, "b": {"more": 8.0}}, constants, 8
+    )
     said = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in said[4:]] == [
-        ["a", "always", "never", "7.9", "1.0"],
-        ["b", "always", "1.2", "always", "1.2"],
-    ]
+    assert said[0] == "predicted: EP 8 is faster; columns: tokens a rank"
+    assert " ".join(said[2].split()) == "a 8.0 (4.0 to >8) 2.0 (1.0 to 4.0) <1"
+    assert " ".join(said[3].split()) == "b >8 (8.0 to >8) >8 (5.0 to >8) >8 (4.1 to >8)"
 
 
-def test_weights_that_overlap_are_exposed_where_computing_is_shorter(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    print_seconds((1024, 4096), 380, rows=1e-4, weights=sum(at_size.step_parts(1024, 380)) + 0.1)
-    said = [line.split()[-2:] for line in capsys.readouterr().out.splitlines()]
-    assert said[-2] == ["0.10", "0.00"], "computing 4,096 tokens takes longer than these weights"
-    assert said[-1] == said[-3] and said[-4] == ["0.10", "0.41"]
+def test_exposed_seconds_are_a_step_less_its_computing(capsys: pytest.CaptureFixture[str]) -> None:
+    def parts(tokens: int, layout: str) -> tuple[float, float, float, float]:
+        ours = layout == "EP 8"
+        return tokens / 1e4, tokens / 2e4, 0.01 * ours, 0.4 * (not ours)
+
+    def seconds(tokens: int, layout: str, overlap: bool = True) -> float:
+        rest, experts, rows, weights = parts(tokens, layout)
+        busy = rest + experts + rows
+        return max(busy, weights) if overlap else busy + weights
+
+    print_seconds(parts, seconds, (1000, 4000), "as assumed")
+    found = [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert found == [
+        ["0.10", "0.40"], ["0.05", "0.20"], ["0.01", "0.01"], ["0.40", "0.40"], ["0.25", "0.00"],
+        ["0.40", "0.40"], ["0.16", "0.61"], ["0.40", "0.60"], ["0.55", "1.00"],
+    ]  # fmt: skip
 
 
-def test_two_nodes_change_one_assumption_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = []
-
-    def load_of(tokens: int, overlap: bool, **case: float | str) -> float:
-        asked.append(case)
-        return 2.0
-
-    print_across(load_of, (1024,), 380, 48.0, plain="plain")
-    assert all(len(case) <= 1 for case in asked)
-    assert {"ndr": 24.0} in asked and {"ndr": 96.0} in asked and {"layout": "plain"} in asked
-    assert len(capsys.readouterr().out.splitlines()) == 4 + 7
+def test_the_script_of_the_last_cell_prints_a_line_for_each_step() -> None:
+    assert script().startswith("# Before: name = ") and "optimizer.step()" in script()
+    said = printed_by_script(ranks=2, ep_size=2, steps=2).splitlines()
+    assert len(said) == 2 and all(line.startswith("loss 4.") for line in said), said
+    assert all("busiest EP rank over the mean: 1." in line for line in said)
 
 
 def test_a_predicted_step_stands_beside_the_published_one(
@@ -129,35 +134,16 @@ def test_a_predicted_step_stands_beside_the_published_one(
     assert "190 TFLOP/s with experts drawn evenly: 5,000" in said
 
 
-def test_the_choice_changes_one_assumption_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = []
+def test_a_band_and_two_lines_for_each_way_weights_travel() -> None:
+    asked = set()
 
-    def load_of(tokens: int, **case: float) -> float:
-        asked.append((tokens, case))
-        return 2.0
-
-    print_choice(load_of, (1024, 4096), 6.0, 4.0, 380)
-    for _, case in asked:
-        assert len(case.keys() - {"overlap"}) <= 1
-    assert (1024, {"overlap": True, "rows": 3.0}) in asked
-    assert (4096, {"overlap": False, "speed": 760}) in asked
-    last = capsys.readouterr().out.splitlines()[-2:]
-    assert [line.split()[-2:] for line in last] == [["64", "256"], ["197", "637"]], "3,350 GB/s"
-
-
-def test_a_step_in_parts_is_its_products_and_a_third_more() -> None:
-    rest, experts = at_size.step_parts(2 * at_size.TOKENS, 380)
-    products = 4 / 3 * sum(at_size.token_flops()) * 2 * at_size.TOKENS
-    assert (rest + experts) * 380e12 == pytest.approx(products)
-
-
-def test_the_band_and_its_lines_are_drawn_from_the_function_given() -> None:
-    asked = []
-
-    def load_of(tokens: float, speed: float = 20.0, slower: int = 1) -> float:
-        asked.append((speed, slower))
+    def load_of(tokens: float, overlap: bool, speed: float = 20.0, slower: int = 1) -> float:
+        asked.add((overlap, speed, slower))
         return 4096 * slower * speed / 20 / tokens
 
-    figure = draw_loads(load_of, {"a": {}, "b": {"slower": 2}, "c": {"slower": 3}}, (10, 40), 370e0)
-    assert set(asked) == {(10, 1), (40, 1), (20.0, 1), (20.0, 2), (20.0, 3)}
-    assert "20 TFLOP/s" in figure.axes[0].get_title("left")
+    figure = draw_loads(load_of, [{"speed": 10.0}, {"speed": 40.0}], "20 TFLOP/s")
+    cases = {(20.0, 1), (10.0, 1), (40.0, 1), (20.0, 2)}
+    assert asked == {(overlap, *case) for overlap in (True, False) for case in cases}
+    assert figure.get_suptitle().count("20 TFLOP/s") == 1
+    band = figure.axes[0].collections[0].get_paths()[0].get_extents()
+    assert band.y0 == pytest.approx(4096 * 0.5 / 2**14) and band.y1 == pytest.approx(16)

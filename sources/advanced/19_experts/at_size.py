@@ -6,7 +6,7 @@ this rank's share, reached by two exchanges. A simulation has no values: how man
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -147,11 +147,12 @@ def qwen3_30b_a3b(
     )
 
 
-def token_flops(length: int = TOKENS) -> tuple[float, float]:
+@cache
+def token_flops(length: int = TOKENS, forwards: int = 1) -> tuple[float, float]:
     """Floating-point operations of Qwen3-30B-A3B for a token, forward and backward: all but the experts, and the experts.
 
     The embedding is read without a product. Attention's scores and sums, in sequences of `length` tokens, are
-    halved by causality.
+    halved by causality. Layers run forward `forwards` times, and the output's matrix once.
     """
     c: Any = model_config("Qwen/Qwen3-30B-A3B")
     experts = c.num_experts_per_tok * 3 * c.hidden_size * c.moe_intermediate_size
@@ -159,15 +160,8 @@ def token_flops(length: int = TOKENS) -> tuple[float, float]:
     projections = c.hidden_size * c.head_dim * 2 * (c.num_attention_heads + c.num_key_value_heads)
     router = c.hidden_size * c.num_local_experts
     layer = projections + router + length * heads
-    rest = c.num_hidden_layers * layer + c.vocab_size * c.hidden_size
-    return 6.0 * rest, 6.0 * c.num_hidden_layers * experts
-
-
-def step_parts(tokens: int, tflops: float) -> tuple[float, float]:
-    """Seconds of all but the experts, and of the experts, with forward once more, in sequences of at most 4,096 tokens."""
-    rest, experts = token_flops(min(tokens, TOKENS))
-    seconds = 4 / 3 * tokens / (tflops * 1e12)
-    return rest * seconds, experts * seconds
+    layers = (4.0 + 2.0 * forwards) * c.num_hidden_layers
+    return layers * layer + 6.0 * c.vocab_size * c.hidden_size, layers * experts
 
 
 def _language_step(sequences: int, model: Any, optimizer: torch.optim.Optimizer) -> None:

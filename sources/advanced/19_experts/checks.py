@@ -18,21 +18,6 @@ from . import routing, workers
 RANKS = workers.RANKS
 TIMEOUT_SECONDS = 20.0  # right answers take a second or two
 
-states_gb = Question(
-    "Lesson 19: GB of parameters, gradients and states of Qwen3-30B-A3B, Adam at 16 bytes a parameter.",
-    number("a number of GB"),
-    right=16 * 30.532,
-    relative=0.02,
-    wrong={
-        16
-        * 3.35: "Those are the parameters that one token uses. Which of the others have no gradient over a batch?",
-        2 * 30.5: "That is the parameters alone, in 16 bits.",
-        12 * 30.5: "That is Adam's share: add parameters and gradients in 16 bits, 4 bytes more.",
-    },
-    nudge="Every parameter that is held has a gradient and states: 16 bytes each.",
-    note="16 bytes x 30.5 x 10^9, 9 times those of a dense model of its arithmetic",
-)
-
 mb_an_exchange = Question(
     "Lesson 19: MB that a rank of DeepSeek-V3 puts into one exchange for 4,096 tokens.",
     number("a number of MB"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,47 +15,51 @@ _ROWS, _WEIGHTS, _EXPERTS = "#bd1f01", "#2a6db0", "#832db6"
 
 
 def draw_loads(
-    load_of: Callable[..., float],
-    cases: Mapping[str, Mapping[str, Any]],
-    around: Sequence[float],
-    link_rate: float,
+    load_of: Callable[..., float], constants: Sequence[Mapping[str, float]], assumed: str
 ) -> Figure:
-    """The load up to which rows are faster than weights, by a rank's tokens: a line for each case.
+    """The load up to which rows are faster than weights, by a rank's tokens: a panel for each way weights may travel.
 
     Args:
-        load_of: that load, by (tokens, **case).
-        cases: three of them; the first has a band, and all else is reckoned in its middle.
-        around: TFLOP/s of the first case's band, least and most.
-        link_rate: GB/s of one rank, at which rows and weights were reckoned.
+        load_of: that load, by (tokens, overlap=..., slower=..., **changed).
+        constants: each with one of them changed; the band is their least and most.
+        assumed: constants, as the title says them.
     """
     tokens = [2 ** (power / 8) for power in range(72, 113)]
-    looks = (("-", _WEIGHTS, 2.8), ("--", _EXPERTS, 2.0), (":", _ROWS, 2.5))
     with course_style():
-        figure, axes = empty_figure(height=4.4)
-        first = next(iter(cases.values()))
-        low, high = ([load_of(n, **first, speed=speed) for n in tokens] for speed in around)
-        said = f"{next(iter(cases))}, {around[0]:g} to {around[1]:g} TFLOP/s"
-        axes.fill_between(tokens, low, high, color=_WEIGHTS, alpha=0.18, lw=0, label=said)
-        for (name, case), (line, color, wide) in zip(cases.items(), looks, strict=True):
-            loads = [load_of(n, **case) for n in tokens]
-            axes.plot(tokens, loads, line, color=color, lw=wide, label=name)
-        axes.text(600, 1.15, "below a line:\nEP 8 is faster", fontsize=11)
-        axes.text(15_500, 5.6, "above a line:\nFSDP alone is faster", fontsize=11, ha="right")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([2**n for n in range(9, 15)], ["512", "1k", "2k", "4k", "8k", "16k"])
-        axes.set_yscale("log", base=2)
-        axes.set_yticks([1, 1.5, 2, 3, 4, 6, 8], ["1", "1.5", "2", "3", "4", "6", "8"])
-        axes.minorticks_off()
-        axes.set_xlim(512, 2**14)
-        axes.set_ylim(1, 8)
-        axes.set_xlabel("tokens a rank and micro-batch")
-        axes.set_ylabel("load of EP 8")
-        axes.set_title(
-            f"Qwen3-30B-A3B on 8 H100, bf16, {(around[0] * around[1]) ** 0.5:.0f} TFLOP/s, NVLink at {link_rate:.0f} GB/s, layers recomputed,\n"
-            "gradients summed in fp32, rows exposed in full: where both take equally long",
-            fontsize=11,
-        )
-        figure.legend(loc="outside lower center", ncols=2, fontsize=10)
+        figure = Figure(figsize=(9.0, 4.6), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        said = "weights overlap computing", "computing waits for weights"
+        for axes, overlap, name in zip(panels, (True, False), said, strict=True):
+            found = [
+                [load_of(n, overlap=overlap, **changed) for n in tokens]
+                for changed in ({}, *constants)
+            ]
+            low, high = ([pick(loads) for loads in zip(*found, strict=True)] for pick in (min, max))
+            slow = [load_of(n, overlap=overlap, slower=2) for n in tokens]
+            axes.fill_between(
+                tokens, low, high, color=_WEIGHTS, alpha=0.18, lw=0,
+                label="speed or link halved or doubled",
+            )  # fmt: skip
+            axes.plot(tokens, found[0], color=_WEIGHTS, lw=2.8, label="as assumed")
+            axes.plot(tokens, slow, "--", color=_EXPERTS, lw=2.0, label="FSDP's experts at half speed")  # fmt: skip
+            axes.text(560, 1.1, "below: EP 8\nis faster", fontsize=11)
+            axes.text(15_000, 5.4, "above: FSDP\nalone is faster", fontsize=11, ha="right")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks([2**n for n in range(10, 15)], ["1k", "2k", "4k", "8k", "16k"])
+            axes.set_yscale("log", base=2)
+            axes.set_yticks([1, 1.5, 2, 3, 4, 6, 8], ["1", "1.5", "2", "3", "4", "6", "8"])
+            axes.minorticks_off()
+            axes.set_xlim(512, 2**14)
+            axes.set_ylim(1, 8)
+            axes.set_xlabel("tokens a rank and micro-batch")
+            axes.set_title(name, fontsize=11)
+        panels[0].set_ylabel("load of EP 8")
+        figure.suptitle(
+            f"Where both take equally long: Qwen3-30B-A3B on 8 H100, bf16, {assumed},\n"
+            "layers recomputed, gradients summed in fp32, rows exposed in full",
+            weight="bold", fontsize=11,
+        )  # fmt: skip
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10)  # fmt: skip
         print_evidence(figure, [Evidence.PREDICTED])
     return figure
 
@@ -156,7 +159,7 @@ def draw_crossing(
             axes.set_title(name, fontsize=11)
         figure.suptitle(
             "What a rank of two nodes sends for its experts: Qwen3-30B-A3B, 4,096 tokens, bf16, layers recomputed,\n"
-            f"load 1, gradients summed in fp32; {inside_rate:.0f} GB/s inside a node, {across_rate:.0f} GB/s across",
+            f"load 1, gradients summed in fp32; {inside_rate:.0f} GB/s inside a node, {across_rate:.0f} GB/s across, both at once",
             weight="bold", fontsize=11,
         )  # fmt: skip
         print_evidence(figure, [Evidence.PREDICTED])

@@ -14,7 +14,11 @@
 # **The question.** Mixtral-8x7B has 47B parameters and uses 13B of them for a token. What does that save, and what does
 # it cost?
 #
-# **Promise.** You route tokens to experts by hand, decide whether weights or tokens should travel, and balance a router.
+# **The answer.** It saves arithmetic: Mixtral computes like a model of 13B. It costs the model states of one of 47B. On several GPUs
+# something travels. **With few tokens a GPU, move the tokens. With many, move the weights, if they overlap computing and matmuls
+# stay fast. In between it is a tie.**
+#
+# **Promise.** You route tokens by hand, decide what should travel, and balance a router.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,10 +26,10 @@
 #
 # ## A bet
 #
-# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each. Backward recomputes every layer, and gradients are summed in fp32.
-# With [FSDP](../intermediate/09_sharding.ipynb) alone, each GPU gathers all experts' weights, layer by layer. With *expert
-# parallelism*, each keeps an eighth of the experts, and a token's vector travels to each of its eight. How many times as many bytes
-# does a GPU send for its experts with FSDP alone?
+# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each and layers recomputed.
+# With [FSDP](../intermediate/09_sharding.ipynb) alone, each GPU gathers all experts' weights. With *expert parallelism*, each keeps an
+# eighth of the experts, and a token's vector travels to each of its eight. How many times as many bytes does a GPU send for its
+# experts with FSDP alone?
 
 # %%
 my_bet_times = 1.0
@@ -51,23 +55,23 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from utils.catalog import link
 from utils.fitting.model_configs import model_config
-from utils.lessons.lesson_19.at_size import qwen3_30b_a3b, step_parts
+from utils.lessons.lesson_19.at_size import qwen3_30b_a3b, token_flops
 from utils.lessons.lesson_19.exchange import gathered_counts
 from utils.lessons.lesson_19.figures import draw_dispatch, draw_exchange, draw_held_and_used, draw_load, draw_mesh
 from utils.lessons.lesson_19.figures_at_size import draw_crossing, draw_loads, draw_peaks, peak_parts
 from utils.lessons.lesson_19.layers import Biased, Mixture, dense, experts_held, keep_my_experts, small_model
-from utils.lessons.lesson_19.published import LLAMA_3_TFLOPS, PARAMETERS, STEP_MICRO_BATCH
+from utils.lessons.lesson_19.published import LLAMA_3_TFLOPS, PARAMETERS
 from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes
-from utils.lessons.lesson_19.tables import print_across, print_choice, print_seconds, print_step
+from utils.lessons.lesson_19.small_run import printed_by_script
+from utils.lessons.lesson_19.tables import print_break_even, print_seconds, print_step
 from utils.lessons.lesson_19.training import held_out, rows_sent, train, train_on_text
 from utils.simulation.devices import simulated_device
 
 # %% [markdown]
-#
 # ## 1. Arithmetic follows what is used, model states what is held
 #
 # A mixture of experts has $E$ feed-forward layers in place of one: the *experts*. A *router*, a small matrix, sends each token
-# to $k$ of them. Every token uses everything else, in DeepSeek-V3 also a *shared* expert.
+# to $k$ of them. How far apart are what a token uses and what is held?
 
 # %%
 CONFIGS = {"Mixtral-8x7B": model_config("mistralai/Mixtral-8x7B-v0.1"),
@@ -87,26 +91,15 @@ for name, config in CONFIGS.items():
 show(draw_held_and_used(models),
      alt="Billions of parameters: " + "; ".join(f"{name} uses {b:.1f} and holds {a:.1f}" for name, (a, b) in models.items()))
 held, used = models["Mixtral-8x7B"]
-print(f"Mixtral-8x7B, model states at 16 bytes a parameter: {16 * held:.0f} GB; a dense model of what it uses: {16 * used:.0f} GB; "
-      f"{held / used:.1f} times as many (predicted)")
+print(f"Mixtral-8x7B, model states at 16 bytes a parameter: {16 * held:.0f} GB; a dense model of what it uses: {16 * used:.0f} GB (predicted)")
 
 # %% [markdown]
-# **Read it.** A token is computed with the parameters at the circle (the input embedding is looked up).
-# [Model states](../00_glossary.ipynb) exist for all those at the square. **So Mixtral computes like a model of 13B, and has the
-# model states of one of 47B.**
-#
-# **Question.** Qwen3-30B-A3B, 16 bytes a parameter. How many GB ($10^9$) of model states is that, if nothing is held twice?
-
-# %%
-states_gb = ...
-check("19.states_gb", states_gb)
-
-# %% [markdown]
+# **Read it.** A token is computed with what it uses, but [model states](../00_glossary.ipynb) exist for all that is held.
 #
 # ## 2. A router sends each token to its experts
 #
-# The router gives each token a probability for each expert. The token goes to the $k$ most probable
-# experts, the *top-k*. Their outputs are added, weighted by these probabilities, which are scaled to sum to 1. An expert is a feed-forward layer, here Llama's.
+# The router gives each token a probability for each expert. The token goes to the $k$ most probable ones, the *top-k*. Their
+# outputs are added, weighted by these probabilities, scaled to sum to 1. An expert is a feed-forward layer:
 
 # %%
 def route(x, router, k, bias=0.0):  # the bias comes in section 4
@@ -123,7 +116,7 @@ def one_expert(rows, w_in, w_out):
 
 # %% [markdown]
 # Each token's vector is copied $k$ times, into **rows**. *Dispatch* sorts the rows by expert. *Combine* brings the
-# results back into the tokens' order, and adds up the $k$ of each token. Follow the ten rows of five tokens:
+# results back into the tokens' order, and adds up each token's $k$. Follow the ten rows of five tokens:
 
 # %% jupyter={"source_hidden": true}
 five = torch.tensor([[1, 3], [0, 1], [3, 1], [2, 0], [1, 2]])  # the experts of each token
@@ -143,34 +136,27 @@ def combine(rows, weight):  # (tokens * k, H) in the tokens' order -> (tokens, H
     return (weight[..., None] * rows.view(*weight.shape, -1)).sum(1)
 
 
-def dispatch_and_combine(x, choice, weight, w_in, w_out):
+def mixture(x, router, w_in, w_out, k, bias=0.0):
+    choice, weight, _ = route(x, router, k, bias)
     order = choice.flatten().argsort(stable=True)
     counts = choice.flatten().bincount(minlength=len(w_in)).tolist()
-    rows = by_expert(x[order // choice.shape[1]], counts, w_in, w_out)
+    rows = by_expert(x[order // k], counts, w_in, w_out)
     return combine(rows[order.argsort()], weight)
 
-
-def mixture(x, router, w_in, w_out, k, bias=0.0):
-    return dispatch_and_combine(x, *route(x, router, k, bias)[:2], w_in, w_out)
-
-
-# %% [markdown]
-# By definition, every expert computes every token, most with weight zero. Is dispatch the same?
 
 # %%
 RANKS, H = 4, 32  # ranks of section 3; numbers in a token's vector
 torch.manual_seed(0)
 layer, x = Mixture(hidden=H, width=48, experts=8, k=2, compute=mixture), torch.randn(200, H)
 choice, weight, _ = route(x, layer.router, 2)
-w_in, w_out = layer.experts.w_in, layer.experts.w_out
+w_in, w_out = layer.experts.w_in, layer.experts.w_out  # by definition every expert computes every token, most with weight 0:
 defined = sum(((choice == e) * weight).sum(-1, keepdim=True) * one_expert(x, w_in[e], w_out[e]) for e in range(8))
 gap = ((layer(x) - defined).norm() / defined.norm()).item()
 print("dispatched:", "equal bit for bit" if gap == 0 else f"{gap:.0e} from the definition", "in fp32")
 assert gap < 1e-6, "dispatch computes something else: fp32 rounds at 6e-8, and sums have few terms"
 
 # %% [markdown]
-# **What does it save?** Beside a mixture of 8 experts, 2 for a token, stand a dense layer that computes as much, and one that holds as
-# much:
+# **What does it save?** Compare a mixture of 8 experts, 2 for a token, with two dense layers:
 
 # %%
 layers = {"dense, the same FLOPs": partial(dense, 256, 1024), "8 experts, 2 a token": partial(Mixture, 256, 512, 8, 2, mixture),
@@ -184,13 +170,13 @@ for name, make in layers.items():
 print(f"FLOPs are counted, bytes measured; 2 k copies of 2,048 vectors of 256 numbers: {2 * 2 * 2048 * 256 * 4 / 2**20:.1f} MiB (predicted)")
 
 # %% [markdown]
-# **Read it.** **At equal arithmetic the mixture costs four times the model states**, and 8 MiB of copies of vectors. **At equal model
-# states it saves arithmetic and activations.**
+# **Read it. At equal arithmetic the mixture costs four times the model states**, and 8 MiB of copied vectors. **At equal model
+# states it saves arithmetic and activations.** Such states soon need several ranks.
 #
 # ## 3. On several ranks, rows travel to their experts
 #
-# **Expert parallelism (EP)** shares a layer's experts among the ranks of a group, eight in *EP 8*. Rows travel to their experts and
-# back by an [all-to-all](11_links.ipynb), and gradients in backward take the same ways:
+# **Expert parallelism (EP)** shares a layer's experts among a group of ranks, eight in *EP 8*. Rows travel to their experts and
+# back by an [all-to-all](11_links.ipynb). First an all-gather tells every rank how many will come:
 
 # %%
 class Send(torch.autograd.Function):
@@ -207,9 +193,6 @@ class Send(torch.autograd.Function):
     def backward(ctx, gradient):
         return Send.apply(gradient.contiguous(), *ctx.back), None, None, None
 
-
-# %% [markdown]
-# An all-gather first tells all ranks everyone's counts, and so how many rows will come:
 
 # %%
 def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
@@ -228,11 +211,14 @@ def mixture_on_ranks(x, router, w_in, w_out, k, bias=0.0, group=None):
 
 
 # %% [markdown]
-# **Which gradients are summed?** The loss is the mean over all ranks' tokens, equally many on each. All but the experts is on every
-# rank, and sees that rank's tokens alone. So its gradients are summed over the ranks and divided by 4. An expert is on *one* rank,
-# and has worked on all ranks' rows. **Its gradient is summed already, and is only divided by 4.**
+# **Which gradients are summed?** The loss is the mean over all ranks' tokens. All but the experts is on every rank, and sees that
+# rank's tokens alone. So its gradients are summed and divided by 4. An expert is on *one* rank, and has worked on all ranks' rows. **Its
+# gradient is summed already, and is only divided by 4.**
 #
-# Each rank keeps a quarter of a small model's experts, and takes ten steps on its quarter of the batch:
+# **How many bytes travel?** A rank with $T$ tokens puts $kT$ rows of $h$ numbers into the first exchange, and as many as *came* into
+# the second. Backward repeats both. Over $R$ ranks that is $R \cdot 4 k T h$ numbers a layer.
+#
+# Four ranks take ten steps with a small model. Follow rank 1's red rows:
 
 # %%
 def by_the_rule(model, summed=".experts."):  # these gradients are summed already
@@ -250,16 +236,8 @@ def on_ranks():
     return losses, experts_held(model), sum(row.payload_bytes for row in sent.rows if row.collective == "all-to-all")
 
 
-# %% [markdown]
-# **How many bytes go into the exchanges?** A rank with $T$ tokens puts $kT$ rows of $h$ numbers into the first exchange, and as many as *came* into
-# the second. Backward repeats both. Over all $R$ ranks that makes $R \cdot 4 k T h$ numbers a layer and step.
-
 # %%
-def in_one_process(make=torch.optim.AdamW):
-    return train(small_model(mixture), make=make)
-
-
-one = run_ranks(in_one_process, 1)[0]
+one = run_ranks(lambda: train(small_model(mixture)), 1)[0]
 results = run_ranks(lambda: (*on_ranks(), rows_sent(mixture, route)), RANKS)
 gap = max(abs(a / b - 1) for a, b in zip(results[0][0], one, strict=True))
 K, TOKENS, LAYERS, STEP_COUNT, FP64_BYTES = 2, 32, 2, 10, 8
@@ -270,20 +248,14 @@ print(f"put into exchanges by all ranks: {sent:,} bytes (measured), {expected:,}
 assert gap < 1e-12, "fp64 sums in another order: more than 1e-12 in ten steps is another gradient"
 assert sent == expected and held == everything / RANKS, "over all ranks k T rows each, four times"
 
-# %% [markdown]
-# Four ranks train as one. In red, rank 1's rows in the first layer and step:
-
 # %% jupyter={"source_hidden": true}
-first_step = results[0][3]
-show(draw_exchange(first_step, 32, 2),
+show(draw_exchange(first_step := results[0][3], 32, 2),
      alt="Four ranks put rows in for four ranks that hold two experts each, and get as many back. Each rank puts in 64 rows: "
      + "; ".join(f"rank {r} gets {n}" for r, n in enumerate(first_step.sum(0).tolist())) + ".")
-print("rows of each rank (down) for each rank (across):")
-print(*(" ".join(f"{n:4}" for n in row) for row in first_step.tolist()), sep="\n")
 
 # %% [markdown]
-# **Read it.** Each rank puts in 64 rows, but unequally many come to the experts. **Load** is the rows that come to a rank over those of
-# the mean rank. A layer's load is its busiest rank's, for which all others wait.
+# **Read it.** Four ranks train as one. Each puts in 64 rows, but unequally many come to the experts. **Load** is the rows that come to
+# a rank over those of the mean rank. A layer's load is its busiest rank's, for which all others wait.
 #
 # **Question.** DeepSeek-V3: $k = 8$, $h = 7168$. How many MB ($10^6$ bytes) does a rank put into *one* exchange for 4,096 tokens
 # in bf16?
@@ -293,12 +265,11 @@ mb_an_exchange = ...
 check("19.mb_an_exchange", mb_an_exchange)
 
 # %% [markdown]
-#
 # ### With FSDP: experts have a group of their own
 #
-# Now two of four ranks share the experts, so each expert has two *replicas*. FSDP shards experts over **their replicas**, and the rest
-# over all ranks. By itself it divides a gradient by the size of its group, 2 for experts. The loss is a mean over 4 ranks, so
-# `set_gradient_divide_factor` must say 4.
+# Now two of four ranks share the experts, so each expert has two *replicas*. FSDP shards experts over **their replicas**, and the
+# rest over all ranks. It divides a gradient by the size of its group, 2 for experts. The loss is a mean over 4 ranks, so
+# `set_gradient_divide_factor` must say 4. Each colour is a group:
 
 # %% jupyter={"source_hidden": true}
 show(draw_mesh(),
@@ -306,7 +277,7 @@ show(draw_mesh(),
      "and 1 and 3; all else by FSDP over all four. Each rank has its own batch.")
 
 # %%
-def with_fsdp(divide=True, make=torch.optim.AdamW):
+def with_fsdp(divide=True):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "experts"))
     whole, model = init_device_mesh("cpu", (RANKS,)), small_model(mixture)
     exchange = partial(mixture_on_ranks, group=mesh.get_group("experts"))
@@ -318,7 +289,7 @@ def with_fsdp(divide=True, make=torch.optim.AdamW):
             experts.set_gradient_divide_factor(RANKS)
         fully_shard(block, mesh=whole)
     fully_shard(model, mesh=whole)
-    return train(model, make=make), experts_held(model)
+    return train(model), experts_held(model)
 
 
 losses, held = run_ranks(with_fsdp, RANKS)[0]
@@ -327,11 +298,9 @@ print(f"2 expert ranks x 2 replicas: losses {gap:.0e} from one process; a rank k
 assert gap < 1e-12 and held == everything / RANKS, "each number of the experts once, on one of four ranks"
 
 # %% [markdown]
-#
 # ### Qwen3 fits one node, if layers are recomputed
 #
-# We *simulate* one of eight H100s: a step runs without values, and every allocation is counted. At load 8, the worst, all rows come to
-# this rank.
+# We *simulate* one of eight H100s: every allocation is counted. At load 8 all rows come to this rank. Which bar passes the dashed line?
 
 # %% jupyter={"source_hidden": true}
 runs = {"EP 8, all kept": qwen3_30b_a3b(), "EP 8, layers\nrecomputed": qwen3_30b_a3b(layers_again=True),
@@ -341,20 +310,18 @@ copies, inside = 48 * 8 * 4096 * 2 * 2048 * 2, 48 * 8 * 4096 * 4 * 768 * 2  # in
 bars = {name: peak_parts(run.breakdown, copies, inside) for name, run in runs.items()}
 limit = simulated_device("H100").usable_bytes / 2**30
 show(draw_peaks(bars, limit), alt="; ".join(f"{name}: {sum(parts):.1f} GiB" for name, parts in bars.items()).replace("\n", " "))
-for count in (3, 4):
-    peak = qwen3_30b_a3b(layers_again=True, sequences=count).peak_bytes / 2**30
-    print(f"EP 8, layers recomputed, {count} sequences of 4,096 tokens a rank: {peak:.1f} GiB (simulated)")
+peak = qwen3_30b_a3b(layers_again=True, sequences=4).peak_bytes / 2**30
+print(f"EP 8, layers recomputed, 16,384 tokens a rank: {peak:.1f} GiB (simulated); an H100 has {limit:.1f} usable")
 
 # %% [markdown]
-# **Read it.** The upper bar passes the dashed line: one node cannot keep all activations. **With layers recomputed they fit at any
-# load**, since only one layer's rows are alive at a time. A fourth sequence needs a
-# [loss in chunks](../intermediate/05_checkpointing.ipynb).
+# **Read it.** One node cannot keep all activations. **With layers recomputed they fit at any load**, as only one layer's rows are
+# alive. Four sequences need a [loss in chunks](../intermediate/05_checkpointing.ipynb).
 #
-# ### Rows or weights: by tokens, by overlap, by load
+# ### Rows or weights
 #
-# FSDP alone gathers the experts twice a step and sums their gradients. EP moves rows, in six exchanges a layer: by our
-# layer one for each of a token's experts, by a *dispatcher* such as
-# [DeepEP](https://github.com/deepseek-ai/DeepEP) **once** to each rank that holds any of them. Your bet:
+# FSDP alone gathers the experts twice a step and sums their gradients. EP moves rows, in six exchanges a layer. Ours sends
+# a row for each expert. A *dispatcher* such as [DeepEP](https://github.com/deepseek-ai/DeepEP) sends a vector **once** to
+# each rank:
 
 # %%
 def reached(others, held):  # of so many other ranks, those that hold one of a token's 8 experts, if all 128 are equally likely
@@ -363,66 +330,77 @@ def reached(others, held):  # of so many other ranks, those that hold one of a t
 
 NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
 EXPERTS = 48 * 128 * 3 * 2048 * 768  # numbers in Qwen3-30B-A3B's experts: layers, experts, three matrices
-VECTORS = 6 * 48 * 4096 * 2048 * 2  # bytes: a vector of each of 4,096 tokens in bf16, in six exchanges of every layer
-weights, rows, once = EXPERTS * (2 + 2 + 4) * 7 / 8, 8 * 7 / 8 * VECTORS, reached(7, 16) * VECTORS  # an eighth stays here
-print(f"for its experts a rank sends {weights / 1e9:.0f} GB a step with FSDP alone (bf16 weights twice, fp32 gradients once)")
-for name, size in (("a row for each expert", rows), ("a vector once a rank", once)):
-    print(f"and {size / 1e9:.1f} GB with EP 8, {name} (predicted): {weights / size:.1f} times as many, {weights / size / 4:.1f} with 16,384 tokens; your bet was {my_bet_times}")
+VECTOR = 6 * 48 * 2048 * 2  # bytes of a token's vector in bf16, in six exchanges of every layer
+weights, row, once = EXPERTS * (2 + 2 + 4) * 7 / 8, VECTOR * 7 / 8, VECTOR * reached(7, 16)  # an eighth stays here
+print(f"FSDP alone sends {weights / 1e9:.0f} GB for experts, at any number of tokens: bf16 weights twice, fp32 gradients once (predicted)")
+for tokens in (COUNTS := (1024, 4096, 16_384)):
+    print(f"{tokens:>6,} tokens a rank: EP 8 {8 * row * tokens / 1e9:5.1f} GB, FSDP alone {weights / (8 * row * tokens):4.1f} times as many;",
+          f"once a rank {once * tokens / 1e9:4.1f} GB, FSDP alone {weights / (once * tokens):4.1f} times")
+print(f"your bet, for 4,096 tokens: {my_bet_times} times")
 
 # %% [markdown]
-# But time decides. Our model adds computing and what is **exposed**, moved while nothing is computed. Weights overlap computing, or
-# computing waits for them. Rows are exposed in full; [DeepSeek-V3](https://arxiv.org/abs/2412.19437) hides some behind a second
-# micro-batch, so the table also halves them. How near is a published step of 16,384 tokens a rank? We assume 380 TFLOP/s, which
-# Llama 3 405B reached over whole steps (published), then half and twice as much:
+# **Read it.** EP's bytes grow with tokens, FSDP's do not. But time decides. Our model adds up computing and what is **exposed**,
+# moved while nothing is computed. All rows are exposed. Weights overlap computing, as far as it lasts, or computing waits for them.
+# Computing runs at 380 TFLOP/s, as Llama 3 405B did over whole steps (published). How near is a published step?
 
 # %%
-def rate(speed, seconds):  # tokens/s, at so many TFLOP/s, if a token's rows take so many seconds
-    return STEP_MICRO_BATCH / (sum(step_parts(STEP_MICRO_BATCH, speed)) + STEP_MICRO_BATCH * seconds)
+def parts(tokens, layout, speed=LLAMA_3_TFLOPS, nvlink=NVLINK, ndr=NDR):  # seconds; that speed holds waiting of its own
+    inside, across, weights, weights_across = LAYOUTS[layout]  # bytes: of a token's rows, and of weights
+    rest, experts = (tokens * flops / (speed * 1e12) for flops in token_flops(min(tokens, 4096), forwards=2))
+    return rest, experts, tokens * max(inside / nvlink, across / ndr), max(weights / nvlink, weights_across / ndr)
 
 
-SPEED, EP_8, ONCE, ALONE = LLAMA_3_TFLOPS, rows / NVLINK / 4096, once / NVLINK / 4096, weights / NVLINK  # EP: for each token
-one_rank = 7 / 8 * VECTORS / NVLINK / 4096  # a false router deals rows in turn, so a token's 8 experts lie on one rank
-print_step({speed: rate(speed, one_rank) for speed in (SPEED / 2, SPEED, 2 * SPEED)}, evenly=rate(SPEED, ONCE))
+def seconds(tokens, layout, load=1, overlap=True, slower=1, **constants):
+    rest, experts, rows, weights = parts(tokens, layout, **constants)
+    busy = rest + load * (slower * experts + rows)
+    return busy + (max(0, weights - busy) if overlap else weights)
+
+
+LAYOUTS = {"EP 8": (8 * row, 0, 0, 0), "EP 8, half the rows": (4 * row, 0, 0, 0), "FSDP alone": (0, 0, weights, 0),
+           "once a rank": (once, 0, 0, 0), "one rank": (row, 0, 0, 0)}  # a false router sends a token's 8 rows to one rank
+print("a token's products in GFLOP, forward twice: {:.1f}, and {:.1f} of its experts".format(*(n / 1e9 for n in token_flops(4096, 2))))
+print_seconds(parts, seconds, COUNTS, ASSUMED := f"{LLAMA_3_TFLOPS} TFLOP/s, NVLink at {NVLINK / 1e9:.0f} GB/s")
+print_step({speed: 16_384 / seconds(16_384, "one rank", speed=speed) for speed in (190, 380, 760)}, evenly=16_384 / seconds(16_384, "once a rank"))
 
 # %% [markdown]
-# **Read it.** 380 TFLOP/s meets that step, which sent few rows: **one number met by one constant.** It tests neither the experts' part of
-# computing, nor the price of rows, nor FSDP alone. That has **an eighth of EP 8's rows for an expert**, and small matmuls are slow.
+# **Read it.** If weights overlap computing, most of their 0.55 s is exposed at 1,024 tokens, and nothing at 16,384.
 #
-# Only EP pays for load. Up to which is EP 8 faster? In the picture, that is below a line:
+# The published step is **one number, met by one constant**. It sent few rows and no experts' weights, so it tests neither. FSDP
+# alone has an eighth of EP 8's rows for an expert, which may slow its matmuls.
+#
+# Only EP pays for load. **Up to which load is EP 8 faster?** Brackets hold the least and most with speed or link halved or
+# doubled. In the picture they are the band:
 
 # %%
-def break_even(tokens, overlap=True, speed=SPEED, slower=1, rows=EP_8, weights=ALONE, theirs=0.0):
-    """Up to this load, moving `rows` is faster than moving `weights` (and `theirs`), with experts `slower` times as slow."""
-    rest, experts = step_parts(tokens, speed)  # seconds, with forward once more
-    busy = rest + slower * experts + theirs * tokens
-    exposed = max(0, weights - busy) if overlap else weights
-    return (busy + exposed - rest) / (experts + rows * tokens)
+def break_even(tokens, mine="EP 8", other="FSDP alone", overlap=True, slower=1, **constants):  # the load of `mine` at which both take equally long
+    idle, full = (seconds(tokens, mine, load, **constants) for load in (0, 1))
+    return (seconds(tokens, other, overlap=overlap, slower=slower, **constants) - idle) / (full - idle)
 
 
-print_seconds(COUNTS := (1024, 4096, 16_384), SPEED, EP_8, ALONE)
-print_choice(break_even, COUNTS, EP_8, ONCE, SPEED)
-
-# %% jupyter={"source_hidden": true}
-lines = {"weights overlap computing": {}, "the same, FSDP's experts at half speed": {"slower": 2}, "computing waits for weights": {"overlap": False}}
-show(draw_loads(break_even, lines, (SPEED / 2, 2 * SPEED), NVLINK / 1e9),
-     alt="Load at which both take equally long, by tokens: all lines fall; if weights overlap below 1, at half speed to 1.3, if computing waits to 1.2.")
+CONSTANTS = [{name: value * by} for name, value in (("speed", LLAMA_3_TFLOPS), ("nvlink", NVLINK), ("ndr", NDR)) for by in (0.5, 2)]
+CASES = {"as assumed": {}, "half the rows (hidden, or sent once)": {"mine": "EP 8, half the rows"}, "FSDP's experts at half speed": {"slower": 2}}
+BRANCHES = {"weights overlap computing": True, "computing waits for weights": False}
+for said, overlap in BRANCHES.items():
+    print_break_even(f"the load up to which EP 8 is faster than FSDP alone, if {said}", partial(break_even, overlap=overlap), COUNTS, CASES, CONSTANTS, worst=8)
+show(draw_loads(break_even, CONSTANTS, ASSUMED),
+     alt="Load at which both take equally long, by tokens: lines fall; at 16k below 1 if weights overlap, 1.3 at half speed, 1.2 if computing waits.")
 
 # %% [markdown]
-# **Read it. If weights overlap computing: EP 8 with few tokens, FSDP alone with many. If computing waits for weights: EP 8, up to a
-# load that falls with tokens.** At 4,096 tokens 0.22 s of overlapping weights stay exposed, and load and speed decide. With many, it
-# hangs on FSDP's grouped matmuls: at half speed EP 8 stays ahead up to load 1.3. Memory alone forces nearly that only with few tokens.
+# **Read it. With few tokens a GPU, move the tokens**: at 1,024, EP 8 is ahead in every row, up to load 4.8. **With many, move the
+# weights, if they overlap computing and matmuls stay fast**: at 16,384, FSDP alone is ahead at half and twice the speed or link, but
+# ties if its matmuls run at half speed. **In between it is a tie**: at 4,096 the first bracket holds both. If computing waits, EP 8 is
+# ahead at 4,096 up to load 2.1, and the tie is at 16,384.
 #
-# **Which case is yours?** In a [trace](11_links.ipynb) of FSDP alone, add up the seconds in which experts' weights or gradients travel
-# and nothing is computed. Compare them with the lines *exposed*, at your TFLOP/s. Near the upper, they overlap. Near the lower, computing
-# waits: prefetch, as in the last cell.
+# **Which case is yours?** On Monday, find the exposed seconds of FSDP alone in a trace. Compare the gap found with the gap predicted, the
+# two lines *exposed*, at your TFLOP/s. Near the first weights overlap, near the second computing waits.
 #
 # What makes load large, and what lowers it?
 #
 # ## 4. Balance: a layer ends when its busiest rank is done
 #
-# Nothing makes a router treat experts alike. An **auxiliary loss** $E \sum_e f_e P_e$ is added to the loss, with
-# $f_e$ the share of rows that expert $e$ got and $P_e$ its mean probability. Its gradient makes busy experts less probable. Or a **bias**
-# is added to the probabilities, for the *choice* alone. After each step it rises for experts with too few rows, and falls for the others.
+# Nothing makes a router treat experts alike. An **auxiliary loss** $E \sum_e f_e P_e$ makes busy experts less probable: $f_e$ is the
+# share of rows that expert $e$ got, and $P_e$ its mean probability. Or a **bias** is added to the probabilities, for the *choice* alone.
+# It rises for experts with too few rows. A small model trains on text, as if four ranks held two experts each:
 
 # %%
 def auxiliary_loss(p, load):
@@ -438,9 +416,6 @@ class Steered(Biased):  # a mixture with a `bias` of the choice: a buffer, so sa
         self.auxiliary = auxiliary_loss(p, self.whose(self.load))
         return super().forward(x)  # routes once more: the same choice
 
-
-# %% [markdown]
-# One process trains a small model on text, and counts rows as if four ranks held two experts each:
 
 # %%
 def added_loss(way, layer):  # 0.01, and 0.004 below, were not varied
@@ -465,11 +440,12 @@ for way, found in trained.items():
           f"text: {loss.mean():.2f}; over the same seed left alone {more.mean():+.3f} ({more.min():+.3f} to {more.max():+.3f})")
 
 # %% [markdown]
-# **Read it.** Within ten steps nearly every token has one expert in common (left). Left alone, the busiest of four ranks ends at twice
-# the mean (right). **Both cures bring load down.** In each seed the loss moves by less than 0.05 nats.
+# **Read it.** Left alone, the busiest of four ranks ends at twice the mean. **Both cures bring load down**, and no seed's
+# loss moves by 0.05 nats.
 #
-# **Over whose tokens?** A rank's own tokens may all be code, and rightly need the same experts. So
-# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873):
+# **Over whose tokens, and which layers?** A rank's own tokens may all be code, and rightly need the same experts. So
+# [Qwen3](https://arxiv.org/abs/2505.09388) balances the [whole batch](https://arxiv.org/abs/2501.11873). Some libraries pool all layers.
+# In the second cell, each of four layers sends *every* token to two experts of its own:
 
 # %%
 def all_ranks(load):
@@ -492,10 +468,6 @@ for name, whose in (("all ranks' tokens", all_ranks), ("a rank's own tokens", St
     print(f"balance of {name:<20} ten losses {gap:.0e} from one process with the whole batch")
     assert (gap < 1e-12) == (whose is all_ranks), "a product of means is no mean of products"
 
-# %% [markdown]
-# **Over which layers?** Some libraries pool all layers' rows in one loss. Let each of four layers send *every* token to two
-# experts of its own:
-
 # %%
 favourites = torch.arange(8).view(4, 2)  # layer 0 takes experts 0 and 1, layer 1 takes 2 and 3, ...
 logits = tuple((4.0 * F.one_hot(two, 8).sum(0)).repeat(100, 1).requires_grad_() for two in favourites)
@@ -507,78 +479,73 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
     assert (gradient < 1e-6) == (loss is pooled), "pooled shares are even, so nothing moves; a layer's own are not"
 
 # %% [markdown]
-# **The pooled loss sees even shares and moves nothing. So balance each layer, over the whole batch.**
-#
-# Some implementations **drop** rows beyond an expert's **capacity** instead. Ours is *dropless*.
+# **The pooled loss sees even shares and moves nothing. So balance each layer, over the whole batch.** Some implementations **drop**
+# rows beyond an expert's **capacity**. Ours is *dropless*.
 #
 # ## 5. Across nodes: stay inside, or send each vector once
 #
 # Now two nodes of 8 H100. With EP 8 the weights and gradients of experts' replicas cross. With EP 16 rows cross: by a plain all-to-all
-# one for each of a token's experts over there, on average 4. A dispatcher sends the vector once to each *node*, and a rank there
-# passes it on. Compare what crosses, then up to which load EP 16 is faster:
+# one for each expert, by a dispatcher one for each *node*. Compare the seconds across:
 
 # %% jupyter={"source_hidden": true}
 half = EXPERTS / 16 * (2 + 2 + 4)  # a rank has half of its experts, and its replica the other half
-LAYOUTS = {"EP 8, once a rank": (once, 0, half), "EP 16, plain all-to-all": (8 * 7 / 16 * VECTORS, 8 / 2 * VECTORS, 0),
-           "EP 16, once a node": (2 * reached(7, 8) * VECTORS, reached(1, 64) * VECTORS, 0)}  # bytes of rows inside, across, of weights
-show(draw_crossing({name: tuple(size / 1e9 for size in sizes) for name, sizes in LAYOUTS.items()}, NVLINK / 1e9, NDR / 1e9),
-     alt="; ".join(f"{name}: {b / 1e9:.1f} GB of rows and {c / 1e9:.1f} of weights cross" for name, (_, b, c) in LAYOUTS.items()))
-
-# %%
-def across_nodes(tokens, layout="EP 16, once a node", load=1.0, ndr=NDR, **case):  # the load, over EP 8's
-    rows = max(LAYOUTS[layout][0] / NVLINK, LAYOUTS[layout][1] / ndr) / 4096  # both networks work at once: the slower counts
-    return break_even(tokens, rows=rows, weights=half / ndr, slower=load, theirs=load * ONCE, **case) / load
-
-
-print_across(across_nodes, COUNTS, SPEED, NDR, plain="EP 16, plain all-to-all")
+ACROSS = {"EP 8, once a rank": (once, 0, 0, half), "EP 16, plain all-to-all": (8 * 7 / 16 * VECTOR, 8 / 2 * VECTOR, 0, 0),
+          "EP 16, once a node": (2 * reached(7, 8) * VECTOR, reached(1, 64) * VECTOR, 0, 0)}
+LAYOUTS |= ACROSS
+show(draw_crossing({name: tuple(size / 1e9 for size in (a * 4096, b * 4096, d)) for name, (a, b, _, d) in ACROSS.items()}, NVLINK / 1e9, NDR / 1e9),
+     alt="; ".join(f"{name}: {b * 4096 / 1e9:.1f} GB of rows and {d / 1e9:.1f} of weights cross" for name, (_, b, _, d) in ACROSS.items()))
+for said, overlap in BRANCHES.items():
+    print_break_even(f"how many times EP 8's load EP 16 may have and be faster, if {said}", partial(break_even, other="EP 8, once a rank", overlap=overlap),
+                     COUNTS, {mine: {"mine": mine} for mine in list(ACROSS)[:0:-1]}, CONSTANTS, worst=16)
 
 # %% [markdown]
-# **Read it. EP 16 with a dispatcher is to EP 8 as EP 8 to FSDP alone, at fewer tokens.**
+# **Read it. With few tokens a GPU, move the tokens**, once to each node. **With many, move the weights, if they overlap computing and
+# matmuls stay fast. In between it is a tie.** A plain all-to-all pays only at 1,024.
 #
 # ## Break it, diagnose it
 #
 # Experts' gradients are averaged over the wrong group, all ranks. Or they are divided by the wrong number, as FSDP was not told 4.
 
 # %%
-def averaged(fault, make):
+def averaged(fault):
     if fault == "wrong divisor":
-        return with_fsdp(divide=False, make=make)[0]
+        return with_fsdp(divide=False)[0]
     model = small_model(mixture)
     keep_my_experts(model, dist.get_rank(), RANKS, mixture_on_ranks)
-    return train(model, partial(by_the_rule, summed="none") if fault == "wrong group" else by_the_rule, make=make)
+    return train(model, partial(by_the_rule, summed="none") if fault == "wrong group" else by_the_rule)
 
 
-# %%
-MAKES, FAULTS = (torch.optim.AdamW, torch.optim.SGD), ("none", "wrong group", "wrong divisor")
-right = {make: run_ranks(in_one_process, 1, make)[0] for make in MAKES}
-found = run_ranks(lambda: {(make, fault): averaged(fault, make) for make in MAKES for fault in FAULTS}, RANKS)[0]
-for (make, fault), losses in found.items():
-    gaps = [abs(a / b - 1) for a, b in zip(losses, right[make], strict=True)]
-    ours, theirs = losses.first_gradient, right[make].first_gradient
-    print(f"{make.__name__:<5} fault: {fault:<14} first loss {gaps[0]:.0e}, tenth {gaps[-1]:.0e} from one process; experts' first gradient",
+found = run_ranks(lambda: {fault: averaged(fault) for fault in ("none", "wrong group", "wrong divisor")}, RANKS)[0]
+for fault, losses in found.items():
+    gaps = [abs(a / b - 1) for a, b in zip(losses, one, strict=True)]
+    ours, theirs = losses.first_gradient, one.first_gradient
+    print(f"fault: {fault:<14} first loss {gaps[0]:.0e}, tenth {gaps[-1]:.0e} from one process; experts' first gradient",
           f"{(ours.norm() / theirs.norm()).item():.2f} times as large, cosine {F.cosine_similarity(ours, theirs, 0).item():.2f}")
     assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group or divisor is found by the tenth loss in fp64"
 
 # %% [markdown]
-# **Diagnose it.** First losses are right: no gradient is in them. A wrong group mixes in other experts' gradients and turns the
-# direction. A wrong divisor doubles the size, which AdamW nearly hides. So compare both, of experts' first gradient, with one process's.
+# **Diagnose it.** First losses are right: no gradient is in them. A wrong group turns the direction of experts' first gradient. A wrong
+# divisor doubles its size, which AdamW nearly hides.
 #
 # ## Recap
 #
-# **What does a mixture save?** Arithmetic: Mixtral computes like a model of 13B.
+# A mixture saves arithmetic: Mixtral computes like a model of 13B. It costs the model states of one of 47B. On several GPUs something
+# travels.
 #
-# **What does it cost?** Model states like those of 47B, copies of vectors, and on several ranks either weights or rows that travel.
-#
-# - If weights overlap computing: EP 8 with few tokens, FSDP alone with many (if its grouped matmuls run at half speed, EP 8 up to
-#   load 1.3). If computing waits for weights: EP 8, up to a load that falls with tokens. Across nodes, EP 16 with a dispatcher is to
-#   EP 8 as EP 8 to FSDP alone, at fewer tokens.
+# - **With few tokens a GPU, move the tokens. With many, move the weights, if they overlap computing and matmuls stay fast. In between
+#   it is a tie.**
 # - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
 # - Balance each layer, over the whole batch.
 #
-# Do the [lab](../../labs/advanced/19_experts.ipynb), in a copy: `make my-labs`. Then compare with the
+# Do the [lab](../../labs/advanced/19_experts.ipynb) in a copy (`make my-labs`), then see the
 # [solution](../../solutions/advanced/19_experts.ipynb).
 #
 # **References.** [GShard](https://arxiv.org/abs/2006.16668), [NeMo AutoModel](https://github.com/NVIDIA-NeMo/Automodel).
+#
+# The last cell's script prints, on four CPU ranks with a small model:
+
+# %%
+print(printed_by_script(ranks=4, ep_size=2, steps=3))
 
 # %% [markdown]
 # ## On Monday
@@ -587,7 +554,7 @@ for (make, fault), losses in found.items():
 #
 # ```python
 # # Before: name = "Qwen/Qwen3-30B-A3B"; batches of this rank on its GPU, token numbers (1, 4096); a folder that all nodes see;
-# # ep_size = 8, the ranks of a node; world_size = int(os.environ["WORLD_SIZE"]), a multiple of ep_size, and at most
+# # ep_size = 8, the ranks of a node, or 1 for FSDP alone; world_size = int(os.environ["WORLD_SIZE"]), a multiple of ep_size, and at most
 # # the number of experts: this library splits dimension 0, and further replicas would hold nothing.
 # import torch
 # import torch.distributed as dist
@@ -609,6 +576,7 @@ for (make, fault), losses in found.items():
 #
 # for batch in batches:
 #     out = model(input_ids=batch, labels=batch, output_router_logits=True)
+#     assert any((r < 0).any() for r in out.router_logits), "these are probabilities: take the softmax below out"
 #     rows = torch.stack([r.topk(k).indices.flatten().bincount(minlength=r.shape[-1]) for r in out.router_logits])
 #     everyone = rows.new_empty(world_size * len(rows), rows.shape[1])  # rows of each rank and layer for each expert
 #     dist.all_gather_into_tensor(everyone, rows)
@@ -625,79 +593,34 @@ for (make, fault), losses in found.items():
 #     by_rank = everyone.view(-1, ep_size, len(rows), ep_size, rows.shape[1] // ep_size).sum((1, 4))
 #     load = (by_rank.amax(-1) / by_rank.float().mean(-1)).amax(0)  # of each layer: all wait for the slowest group
 #     if dist.get_rank() == 0:
-#         print(f"busiest EP rank over the mean: {load.mean():.2f}, in the worst layer {load.max():.2f}")
+#         print(f"loss {out.loss:.3f}, busiest EP rank over the mean: {load.mean():.2f}, in the worst layer {load.max():.2f}")
 #
 # model.save_pretrained(folder, distributed_checkpoint=True)  # from_pretrained, as above, reads it
 # save_optimizer_distributed(model, optimizer, f"{folder}/optimizer")  # load_optimizer_distributed reads it
 # ```
 #
-# **Look at** the mean load, beside the table of section 3: experts take that many times as long as at load 1. If it is too high,
-# raise 0.001. Across nodes, Megatron's dispatcher is `--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep`.
+# If the mean load is too high, raise 0.001. Across nodes, Megatron's dispatcher is
+# `--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep`.
 #
-# In plain PyTorch, with layers that exchange rows as in section 3:
+# Rows or weights? Set `ep_size = 1`, and find the exposed seconds of FSDP alone:
 #
 # ```python
-# # Before: device = torch.device("cuda"); `model` with `layers`, each with `experts` that hold this rank's share and
-# # exchange rows over mesh["experts"], made below; world_size ranks, expert_ranks of which share the experts; batches of this rank;
-# # loss_of(model, batch), the mean over a batch; a folder that all nodes see.
-# import torch
-# import torch.distributed as dist
-# import torch.distributed.checkpoint as dcp
-# from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-# from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-# from torch.distributed.tensor import DTensor, Shard
-# from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+# # Before: trace = "trace.json", of the third step on this rank: torch.profiler.profile(activities=[ProfilerActivity.CUDA])
+# # around it, torch.cuda.synchronize() at its end, then export_chrome_trace(trace).
+# import json
+# from pathlib import Path
 #
-# replicas = world_size // expert_ranks
-# mesh = init_device_mesh(device.type, (replicas, expert_ranks), mesh_dim_names=("replicas", "experts"))
-# whole = init_device_mesh(device.type, (world_size,))
-# low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # so rows travel in bf16
-# for layer in model.layers:
-#     # Replicas split the experts. Where there are more replicas than experts they split dimension 1.
-#     split = Shard(0 if replicas <= next(layer.experts.parameters()).shape[0] else 1)
-#     fully_shard(layer.experts, mesh=mesh["replicas"], mp_policy=low, shard_placement_fn=lambda p, split=split: split)
-#     layer.experts.set_gradient_divide_factor(world_size)  # with one replica, too
-#     layer.experts.set_force_sum_reduction_for_comms(replicas > 1)  # sum, then divide, which all backends can
-#     fully_shard(layer, mesh=whole, mp_policy=low)
-# fully_shard(model, mesh=whole, mp_policy=low)
-# for layer, following in zip(model.layers, list(model.layers)[1:]):  # else the wait for counts delays each gather
-#     layer.set_modules_to_forward_prefetch([following, following.experts])
-#     following.set_modules_to_backward_prefetch([layer, layer.experts])
-# experts = [p for layer in model.layers for p in layer.experts.parameters()]
-# of_experts = {id(p) for p in experts}
-# rest = [p for p in model.parameters() if id(p) not in of_experts]
-# optimizer = torch.optim.AdamW([{"params": experts}, {"params": rest}], lr=1e-5, fused=True)
-#
-#
-# def clip(limit):  # after backward
-#     squares = get_total_norm([p.grad for p in experts]).full_tensor() ** 2  # of this rank's experts, over their replicas
-#     dist.all_reduce(squares, group=mesh.get_group("experts"))  # and of the other ranks' experts
-#     norm = (squares + get_total_norm([p.grad for p in rest]).full_tensor() ** 2).sqrt()
-#     for part in (experts, rest):
-#         clip_grads_with_norm_(part, limit, norm)
-#     return norm
-#
-#
-# # FSDP's tensors know their replicas. Saved so, all expert ranks' experts have one name, and all but one rank's are lost.
-# owners = DeviceMesh(device.type, mesh.mesh.T, mesh_dim_names=("experts", "replicas"))
-#
-#
-# def state():  # what to save, or to load into; the optimizer has a state after its first step
-#     found = {}
-#     for name, p in model.named_parameters():
-#         for key, part in {"parameter": p.detach(), **optimizer.state[p]}.items():
-#             if id(p) in of_experts and isinstance(part, DTensor):
-#                 part = DTensor.from_local(part.to_local(), owners, [Shard(0), *part.placements])
-#             found[f"{name}.{key}"] = part
-#     return found
-#
-#
-# for batch in batches:
-#     loss_of(model, batch).backward()
-#     clip(1.0)
-#     optimizer.step()
-#     optimizer.zero_grad()
-# dcp.save(state(), checkpoint_id=folder)  # dcp.load(state(), checkpoint_id=folder) fills the same tensors
+# edges, running, gap, before = [], {True: 0, False: 0}, 0.0, 0.0
+# for event in json.loads(Path(trace).read_text())["traceEvents"]:
+#     if event.get("cat") == "kernel":
+#         moves = event["name"].startswith("nccl")
+#         edges += [(event["ts"], 1, moves), (event["ts"] + event["dur"], -1, moves)]
+# for time, change, moves in sorted(edges):
+#     gap += (time - before) * (running[True] > 0 and running[False] == 0)  # microseconds
+#     running[moves] += change
+#     before = time
+# print(f"something travels and nothing is computed: {gap / 1e6:.2f} s")
 # ```
 #
-# **Look at** an expert's gradient beside one process's, in fp32: equal to rounding. What you load equals what you saved.
+# **Look at** the least of all ranks: faster ranks wait inside NCCL. If computing waits for weights, call
+# `layer.set_modules_to_forward_prefetch([following])` on each of `model.model.layers`.

@@ -17,13 +17,6 @@ from .workers import expert, send, tell
 
 known = KnownAnswers()
 known.mistakes(
-    "states_gb",
-    used=(54, "that one token uses"),
-    bf16=(61, "parameters alone"),
-    moments=(366, "Adam's share"),
-    twice=(977, "16 bytes each"),
-)
-known.mistakes(
     "mb_an_exchange",
     a_token_once=(58.7, "goes to eight experts"),
     numbers=(234.9, "counts numbers"),

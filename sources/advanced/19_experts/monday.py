@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import io
+import json
 import tempfile
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor
 
 from utils.lessons.blocks import run_block
-from utils.ranks import run_ranks, traffic
+from utils.ranks import RankError, run_ranks
 
-from .workers import expert
-
-EXPERTS, HIDDEN, WIDTH, TOKENS = 8, 16, 12, 24
+from .small_run import EXPERTS, batch, save_small_mixture
 
 
 def block_1(text: str) -> None:
     """transformers: one process's loss and norm, ten steps' parameters, a quarter held, a load, and what reloads equal."""
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(_save_small_mixture, 1, folder)
+        run_ranks(save_small_mixture, 1, folder)
         wanted = run_ranks(_alone, 1, folder)[0]
-        for ep_size in (2, 4):
+        for ep_size in (1, 2, 4):  # 1 is FSDP alone
             found = run_ranks(_by_transformers, 4, text, folder, ep_size, timeout_seconds=300.0)
             loss = sum(report.loss for report in found) / 4
             assert abs(loss / wanted.loss - 1) < 2e-3, f"four ranks: {loss}, one: {wanted.loss}"
@@ -47,6 +46,16 @@ def block_1(text: str) -> None:
         own = _put(text, "(total / total.sum(1,", "(rows / rows.sum(1,")
         gaps = run_ranks(_ten_steps, 4, own, folder, 2, timeout_seconds=300.0)
         assert max(gaps) > 1e-3, "balance of a rank's own tokens passes for that of the whole batch"
+        line = "out = model(input_ids=batch, labels=batch, output_router_logits=True)\n"
+        flat = "    out.router_logits = tuple(r.softmax(-1) for r in out.router_logits)\n"
+        try:
+            run_ranks(
+                _ten_steps, 4, _put(text, line, line + flat), folder, 2, timeout_seconds=300.0
+            )
+        except RankError as error:
+            assert "these are probabilities" in str(error), error
+        else:
+            raise AssertionError("probabilities under the name of logits pass")
 
 
 def _put(text: str, told: str, said: str) -> str:
@@ -55,55 +64,30 @@ def _put(text: str, told: str, said: str) -> str:
 
 
 def block_2(text: str) -> None:
-    """FSDP over replicas, two or one, also of one expert: one process's gradients, each number on one of four ranks.
-
-    As it stands its rows are bf16, and what it saved loads equal, which FSDP's own tensors do not.
-    """
-    exact = _put(
-        text, "(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)", "()  # as the test says"
-    )
-    # In fp64 FSDP divides a group of one twice, before and after the reduction that it leaves out.
-    for experts, expert_ranks, dtype, near in (
-        (8, 2, torch.float64, 1e-9),
-        (8, 2, torch.float32, 1e-5),
-        (8, 4, torch.float32, 1e-5),
-        (2, 2, torch.float64, 1e-9),
-    ):
-        for report in run_ranks(_by_fsdp, 4, exact, experts, expert_ranks, dtype):
-            assert report.gap < near, f"gradients are {report.gap:.0e} from those of one process"
-            assert report.held * 4 == report.whole, "an expert's number lies on more than one rank"
-            assert abs(report.norm / report.right_norm - 1) < 1e-4, "the norm leaves experts out"
-            assert abs(report.clipped - 0.01) < 1e-4, "gradients are not clipped to the limit"
-    for experts, expert_ranks in ((8, 2), (8, 4), (2, 2)):
-        with tempfile.TemporaryDirectory() as folder:
-            found = run_ranks(_saved_by_fsdp, 4, text, experts, expert_ranks, folder)
-        assert {report.rows for report in found} == {("bfloat16",)}, "rows travel in another dtype"
-        assert all(report.reloads for report in found), "what was saved loads as something else"
-        assert not all(report.by_name for report in found), "the page says that experts are lost"
-
-
-def _save_small_mixture(folder: str) -> None:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    kind: Any = Qwen3MoeConfig
-    shape = kind(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=EXPERTS,
-        num_experts_per_tok=2,
-    )
-    Qwen3MoeForCausalLM(shape).save_pretrained(folder)
-
-
-def _batch(rank: int, step: int = 0) -> Tensor:
-    return torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(rank + 4 * step))
+    """Of a profiler's trace: seconds in which a kernel of NCCL runs and no other does."""
+    kernels = [
+        ("ncclDevKernel_AllGather", 0.0, 3e6),  # alone until 1 s, and from 2 s to 3 s
+        ("matmul", 1e6, 1e6),
+        ("matmul", 4e6, 2e6),
+        ("ncclDevKernel_ReduceScatter", 4.5e6, 1e6),  # overlapped in full
+        ("ncclDevKernel_AllGather", 6e6, 5e5),  # two at once are counted once
+        ("ncclDevKernel_ReduceScatter", 6e6, 5e5),
+    ]
+    events: list[Any] = [
+        {"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": long}
+        for name, start, long in kernels
+    ]
+    events += [
+        {"ph": "X", "cat": "cpu_op", "name": "nccl:all_gather", "ts": 7e6, "dur": 1e6},
+        {"ph": "M", "name": "process_name"},
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        trace.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            found = run_block(text, trace=str(trace))
+    assert abs(found["gap"] / 1e6 - 2.5) < 1e-9, f"{found['gap']} microseconds, not 2.5 seconds"
+    assert "2.50 s" in said.getvalue()
 
 
 def _alone(folder: str) -> SimpleNamespace:
@@ -126,7 +110,7 @@ def _alone(folder: str) -> SimpleNamespace:
 
 def _mean_loss(model: Any, step: int, coefficient: float) -> Tensor:
     """Of the four ranks' batches together, with the loss of balance of all their tokens in every layer."""
-    batches = [_batch(rank, step) for rank in range(4)]
+    batches = [batch(rank, step) for rank in range(4)]
     outs = [model(input_ids=b, labels=b, output_router_logits=True) for b in batches]
     loss = torch.stack([out.loss for out in outs]).mean()
     for of_a_layer in zip(*(out.router_logits for out in outs), strict=True):
@@ -147,7 +131,7 @@ def _ten_steps(text: str, name: str, ep_size: int) -> float:
         ("0.001 * balance", "0.3 * balance"),
     ):
         text = _put(text, told, said)
-    batches = [_batch(dist.get_rank(), step) for step in range(10)]
+    batches = [batch(dist.get_rank(), step) for step in range(10)]
     folder = f"{name}/ten_{ep_size}"
     made = run_block(text, name=name, world_size=4, ep_size=ep_size, batches=batches, folder=folder)
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
@@ -173,7 +157,7 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
     from transformers.distributed.checkpoint import load_optimizer_distributed
 
     folder = f"{name}/trained_{ep_size}"
-    batches = [_batch(dist.get_rank())]
+    batches = [batch(dist.get_rank())]
     made = run_block(text, name=name, world_size=4, ep_size=ep_size, batches=batches, folder=folder)
     model, optimizer = made["model"], made["optimizer"]
     again: Any = AutoModelForCausalLM.from_pretrained(
@@ -192,7 +176,7 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
         )
         for mine, other in pairs
     )
-    return SimpleNamespace(
+    report = SimpleNamespace(
         loss=made["out"].loss.item(),
         norm=made["norm"].item(),
         held=sum(_local(p).numel() for p in model.parameters()),
@@ -200,163 +184,12 @@ def _by_transformers(text: str, name: str, ep_size: int) -> SimpleNamespace:
         rows=made["by_rank"].sum().item(),
         reloads=reloads,
     )
+    if ep_size == 1:  # what the page advises if computing waits for weights
+        for layer, following in pairwise(model.model.layers):
+            layer.set_modules_to_forward_prefetch([following])
+        assert torch.isfinite(model(input_ids=batches[0], labels=batches[0]).loss)
+    return report
 
 
 def _local(tensor: Any) -> Tensor:
     return tensor.to_local()
-
-
-class _Layer(nn.Module):
-    def __init__(self, experts: int) -> None:
-        super().__init__()
-        self.router = nn.Linear(HIDDEN, experts, bias=False)
-        self.experts = _Held(experts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, choice = self.router(x).softmax(-1).topk(2)
-        return x + self.experts(x, choice, weight)
-
-
-class _Stack(nn.Module):
-    """Two layers, called as one model: FSDP gathers ahead from its root on."""
-
-    def __init__(self, experts: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([_Layer(experts), _Layer(experts)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class _Held(nn.Module):
-    """All experts; `keep` leaves this rank its share, and then rows are exchanged over a group."""
-
-    def __init__(self, experts: int) -> None:
-        super().__init__()
-        self.w_in = nn.Parameter(torch.randn(experts, HIDDEN, 2 * WIDTH) * 0.2)
-        self.w_out = nn.Parameter(torch.randn(experts, WIDTH, HIDDEN) * 0.2)
-        self.experts, self.place, self.group = experts, 0, None
-
-    def keep(self, place: int, places: int) -> None:
-        self.place = place
-        for name, whole in list(self.named_parameters()):
-            setattr(self, name, nn.Parameter(whole.detach().chunk(places)[place].clone()))
-
-    def forward(self, x: Tensor, choice: Tensor, weight: Tensor) -> Tensor:
-        # The plainest exchange: every rank's tokens to every rank of the group, whose parts are added.
-        held, places = len(self.w_in), self.experts // len(self.w_in)
-        table = x.new_zeros(len(x), self.experts).scatter(1, choice, weight)
-        if places == 1:
-            return _weighted(x, table, self.w_in, self.w_out)
-        each = torch.cat([x.repeat(places, 1), torch.cat(table.split(held, 1))], 1)
-        sizes = [len(x)] * places
-        came = _send(each, sizes, self.group)
-        done = _weighted(came[:, :HIDDEN], came[:, HIDDEN:], self.w_in, self.w_out)
-        return _send(done, sizes, self.group).view(places, len(x), HIDDEN).sum(0)
-
-
-def _weighted(x: Tensor, table: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    parts = [table[:, e, None] * expert(x, w_in[e], w_out[e]) for e in range(len(w_in))]
-    return torch.stack(parts).sum(0)
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        got = torch.empty_like(rows)
-        dist.all_to_all_single(got, rows.contiguous(), group=group)
-        return got
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Exchange.apply(gradients[0], ctx.group), None  # pyright: ignore[reportReturnType]
-
-
-def _send(rows: Tensor, sizes: list[int], group: Any) -> Tensor:
-    assert sum(sizes) == len(rows)
-    return _Exchange.apply(rows, group)  # pyright: ignore[reportReturnType]
-
-
-def _by_fsdp(text: str, experts: int, expert_ranks: int, dtype: torch.dtype) -> SimpleNamespace:
-    torch.manual_seed(0)
-    model: Any = _Stack(experts)
-    alone, rank = copy.deepcopy(model.to(dtype)), dist.get_rank()
-    layers: list[Any] = list(model.layers)
-    right_layers: list[Any] = list(alone.layers)
-    for layer in layers:
-        layer.experts.keep(rank % expert_ranks, expert_ranks)
-    made = _run(text, model, expert_ranks, batches=[], folder="")
-    for layer in layers:
-        layer.experts.group = made["mesh"].get_group("experts")
-    x = torch.randn(4, TOKENS, HIDDEN, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    model(x[rank]).square().mean().backward()
-    alone(x.flatten(0, 1)).square().mean().backward()
-    gaps = []
-    for mine, whole in zip(layers, right_layers, strict=True):
-        for name in ("w_in", "w_out"):
-            right = getattr(whole.experts, name).grad.chunk(expert_ranks)[rank % expert_ranks]
-            found = getattr(mine.experts, name).grad.full_tensor()
-            gaps.append(((found - right).norm() / right.norm()).item())
-        found = mine.router.weight.grad.full_tensor()
-        gaps.append(((found - whole.router.weight.grad).norm() / found.norm()).item())
-    return SimpleNamespace(
-        gap=max(gaps),
-        held=sum(layer.experts.w_in.to_local().numel() for layer in layers),
-        whole=sum(layer.experts.w_in.numel() for layer in right_layers),
-        right_norm=torch.nn.utils.get_total_norm([p.grad for p in alone.parameters()]).item(),
-        norm=made["clip"](0.01).item(),
-        clipped=made["clip"](1.0).item(),
-    )
-
-
-def _run(text: str, model: Any, expert_ranks: int, **names: Any) -> dict[str, Any]:
-    """The page's lines; without batches nothing is trained, and nothing is saved."""
-    if not names["batches"]:
-        text = _put(text, "dcp.save(state(), checkpoint_id=folder)", "")
-    return run_block(
-        text,
-        model=model,
-        device=torch.device("cpu"),
-        world_size=4,
-        expert_ranks=expert_ranks,
-        loss_of=lambda model, batch: model(batch).float().square().mean(),
-        **names,
-    )
-
-
-def _saved_by_fsdp(text: str, experts: int, expert_ranks: int, folder: str) -> SimpleNamespace:
-    """Two steps; the exchanges' dtypes, and whether what is loaded is what was saved, as the page saves and by name."""
-    torch.manual_seed(0)
-    model: Any = _Stack(experts)
-    mesh = init_device_mesh(
-        "cpu", (4 // expert_ranks, expert_ranks), mesh_dim_names=("replicas", "experts")
-    )
-    rank = dist.get_rank()
-    for layer in model.layers:
-        layer.experts.keep(rank % expert_ranks, expert_ranks)
-        layer.experts.group = mesh.get_group("experts")
-    draw = torch.Generator().manual_seed(rank)
-    batches = [torch.randn(TOKENS, HIDDEN, generator=draw) for _ in range(2)]
-    with traffic() as sent:
-        made = _run(text, model, expert_ranks, batches=batches, folder=folder)
-    rows = {row.dtype for row in sent.rows if row.collective == "all-to-all"}
-    by_name = {name: p.detach() for name, p in model.named_parameters()}
-    save(by_name, checkpoint_id=f"{folder}/by_name")
-    return SimpleNamespace(
-        rows=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in rows)),
-        reloads=_loads_equal(made["state"](), folder),
-        by_name=_loads_equal(by_name, f"{folder}/by_name"),
-    )
-
-
-def _loads_equal(state: dict[str, Any], folder: str) -> bool:
-    """Whether tensors that are set to 0 and loaded are what they were; they keep what is loaded."""
-    local = {name: getattr(part, "_local_tensor", part) for name, part in state.items()}
-    before = {name: part.clone() for name, part in local.items()}
-    for part in local.values():
-        part.zero_()
-    load(state, checkpoint_id=folder)
-    return all(torch.equal(part, before[name]) for name, part in local.items())

@@ -5,138 +5,88 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from utils.catalog import device
-
-from .at_size import step_parts
 from .published import STEP_MICRO_BATCH, STEP_SOURCE, STEP_TFLOPS, STEP_TOKENS
 
+Parts = tuple[float, float, float, float]
 
-def print_loads(
+
+def print_seconds(
+    parts: Callable[[int, str], Parts],
+    seconds: Callable[..., float],
+    tokens: Sequence[int],
+    assumed: str,
+) -> None:
+    """Seconds of a step, part by part and then in all: EP 8 at load 1 beside FSDP alone.
+
+    Args:
+        parts: seconds of all but the experts, of the experts, of rows and of weights, by (tokens, layout).
+        seconds: of a whole step, by (tokens, layout, overlap=...).
+        tokens: of a rank and micro-batch.
+        assumed: constants, as the title says them.
+    """
+    ours, alone = "EP 8", "FSDP alone"
+    computed = [sum(parts(n, alone)[:2]) for n in tokens]
+    whole = {
+        overlap: [seconds(n, alone, overlap=overlap) for n in tokens] for overlap in (True, False)
+    }
+    exposed = {
+        overlap: [step - busy for step, busy in zip(steps, computed, strict=True)]
+        for overlap, steps in whole.items()
+    }
+    table = {
+        "computing, all but the experts": [parts(n, ours)[0] for n in tokens],
+        "computing, the experts at load 1": [parts(n, ours)[1] for n in tokens],
+        f"{ours}: rows at load 1": [parts(n, ours)[2] for n in tokens],
+        f"{alone}: weights and gradients": [parts(n, alone)[3] for n in tokens],
+        "  exposed, if they overlap computing": exposed[True],
+        "  exposed, if computing waits": exposed[False],
+        f"a step of {ours} at load 1": [seconds(n, ours) for n in tokens],
+        f"a step of {alone}, if weights overlap": whole[True],
+        f"a step of {alone}, if computing waits": whole[False],
+    }
+    print(f"predicted: seconds of a step, {assumed}, by tokens a rank")
+    wide = max(map(len, table))
+    print(" " * (wide + 2), *(f"{n:>8,}" for n in tokens))
+    for name, row in table.items():
+        print(f"  {name:<{wide}}", *(f"{part:>8.2f}" for part in row))
+
+
+def print_break_even(
     title: str,
     load_of: Callable[..., float],
     tokens: Sequence[int],
     cases: Mapping[str, Mapping[str, Any]],
+    constants: Sequence[Mapping[str, float]],
     worst: int,
 ) -> None:
-    """Loads up to which `title` holds: a row for each case, a column for each number of a rank's tokens.
-
-    The columns stand twice, for weights that overlap computing and for computing that waits for them.
-    No load is below 1, and none above `worst`, where all rows come to one rank.
+    """Loads at which two ways take equally long: as assumed, and the least and most as constants are changed.
 
     Args:
-        title: what holds.
-        load_of: that load, by (tokens, overlap=..., **case).
+        title: what holds up to that load.
+        load_of: that load, by (tokens, **case, **changed).
         tokens: of a rank and micro-batch.
-        cases: {name: what it changes}.
-        worst: the largest load there is.
+        cases: {name: what it asks}.
+        constants: each with one of them changed.
+        worst: the largest load there is, where all rows come to one rank.
     """
-    print(f"predicted: {title}")
-    print(f"(never: below 1; always: over {worst}); columns: tokens a rank and micro-batch")
-    wide, block = max(map(len, cases)), 9 * len(tokens)
-    branches = "weights overlap computing", "computing waits for weights"
-    print(" " * (wide + 2), *(said.rjust(block) for said in branches), sep="  ")
-    print(" " * (wide + 2), *("".join(f"{n:>9,}" for n in tokens) for _ in branches), sep="  ")
+    print(f"predicted: {title}; columns: tokens a rank")
+    wide = max(map(len, cases))
+    print(" " * (wide + 2), *(f"{n:,}".rjust(17) for n in tokens), sep="")
     for name, case in cases.items():
-        blocks = [
-            "".join(_load(load_of(n, overlap=overlap, **case), worst).rjust(9) for n in tokens)
-            for overlap in (True, False)
-        ]
-        print(f"  {name:<{wide}}", *blocks, sep="  ")
+        cells = []
+        for n in tokens:
+            found = [load_of(n, **case, **changed) for changed in ({}, *constants)]
+            cells.append(_range(found[0], min(found), max(found), worst).rjust(17))
+        print(f"  {name:<{wide}}", *cells, sep="")
+
+
+def _range(middle: float, low: float, high: float, worst: int) -> str:
+    said = [_load(load, worst) for load in (middle, low, high)]
+    return said[0] if len(set(said)) == 1 else f"{said[0]} ({said[1]} to {said[2]})"
 
 
 def _load(load: float, worst: int) -> str:
-    return "never" if load < 1 else "always" if load >= worst else f"{load:.1f}"
-
-
-def print_seconds(tokens: Sequence[int], speed: float, rows: float, weights: float) -> None:
-    """Seconds of a step's parts: computing, EP 8's rows, and FSDP's weights with what of them is exposed.
-
-    Args:
-        tokens: of a rank and micro-batch.
-        speed: TFLOP/s assumed.
-        rows: seconds of a token's rows.
-        weights: seconds of a step's weights and gradients.
-    """
-    parts = [step_parts(n, speed) for n in tokens]
-    table = {
-        "computing, all but the experts": [rest for rest, _ in parts],
-        "computing, the experts": [experts for _, experts in parts],
-        "EP 8, rows at load 1": [rows * n for n in tokens],
-        "FSDP alone, weights and gradients": [weights] * len(tokens),
-        "  exposed, if they overlap computing": [max(0.0, weights - sum(part)) for part in parts],
-        "  exposed, if computing waits": [weights] * len(tokens),
-    }
-    print(f"predicted: seconds of a step at {speed:g} TFLOP/s, by tokens a rank and micro-batch")
-    wide = max(map(len, table))
-    print(" " * (wide + 2), *(f"{n:>8,}" for n in tokens))
-    for name, seconds in table.items():
-        print(f"  {name:<{wide}}", *(f"{part:>8.2f}" for part in seconds))
-
-
-def print_choice(
-    load_of: Callable[..., float], tokens: Sequence[int], rows: float, once: float, speed: float
-) -> None:
-    """Rows or weights on one node, with one assumption at a time changed, and how many rows an expert gets.
-
-    Args:
-        load_of: up to which EP 8 is faster than FSDP alone, by (tokens, **case).
-        tokens: of a rank and micro-batch.
-        rows: seconds of a token's rows, one for each expert.
-        once: seconds of a token's rows, one for each rank.
-        speed: TFLOP/s assumed.
-    """
-    cases = {
-        f"{speed:g} TFLOP/s, a row for each expert": {},
-        "  FSDP's experts at half speed": {"slower": 2},
-        "  half of the rows' time hidden": {"rows": rows / 2},
-        "  a vector once a rank": {"rows": once},
-        f"  {speed / 2:g} TFLOP/s, or NVLink twice as fast": {"speed": speed / 2},
-        f"  {speed * 2:g} TFLOP/s, or NVLink half as fast": {"speed": speed * 2},
-    }
-    title = f"EP 8 is faster than FSDP alone, up to this load, at {speed:g} TFLOP/s"
-    print_loads(title, load_of, tokens, cases, worst=8)
-    each = [n * 8 // 128 for n in tokens]
-    wide = max(map(len, cases)) + 2
-    print("FSDP alone: rows of an expert".ljust(wide), "".join(f"{n:>9,}" for n in each), sep="  ")
-    print(
-        "  memory allows, TFLOP/s".ljust(wide),
-        "".join(f"{_allowed(n):>9,.0f}" for n in each),
-        sep="  ",
-    )
-
-
-def _allowed(rows: int) -> float:
-    """TFLOP/s of one of Qwen3-30B-A3B's experts in bf16, if its weights and rows come from memory, and go there."""
-    h100, hidden, width = device("H100"), 2048, 768
-    assert h100.bf16_tflops is not None
-    weights = 3 * hidden * width
-    moved = 2 * (weights + rows * (hidden + 2 * width + width + hidden))  # in, gate and up, in, out
-    return min(2 * rows * weights / moved * h100.memory_bytes_per_second / 1e12, h100.bf16_tflops)
-
-
-def print_across(
-    load_of: Callable[..., float], tokens: Sequence[int], speed: float, ndr: float, plain: str
-) -> None:
-    """Two nodes, with one assumption at a time changed.
-
-    Args:
-        load_of: up to which EP 16 is faster than EP 8, over EP 8's load, by (tokens, **case).
-        tokens: of a rank and micro-batch.
-        speed: TFLOP/s assumed.
-        ndr: bytes a second between nodes assumed.
-        plain: the name of the layout without a dispatcher.
-    """
-    cases: dict[str, dict[str, Any]] = {
-        f"a dispatcher, {speed:g} TFLOP/s, EP 8 at load 1": {},
-        "  EP 8 at load 1.5": {"load": 1.5},
-        f"  {speed / 2:g} TFLOP/s": {"speed": speed / 2},
-        f"  {speed * 2:g} TFLOP/s": {"speed": speed * 2},
-        "  InfiniBand twice as fast": {"ndr": ndr * 2},
-        "  InfiniBand half as fast": {"ndr": ndr / 2},
-        "  a plain all-to-all": {"layout": plain},
-    }
-    title = "EP 16 is faster than EP 8, up to this many times EP 8's load, both networks at once"
-    print_loads(title, load_of, tokens, cases, worst=16)
+    return "<1" if load < 1 else f">{worst}" if load > worst else f"{load:.1f}"
 
 
 def print_step(rates: Mapping[float, float], evenly: float) -> None:
