@@ -57,7 +57,7 @@ from utils.parallel import ParallelDims, accumulated_passes, adamw, apply_cp, ap
 from utils.parallel import local_positions, local_rows, materialise, pipeline_passes, reduce_on_last_micro_batch, sum_over
 from utils.planner import axis_bytes, calibration, framework, ring_bytes
 from utils.planner.flops import model_flops
-from utils.planner.step_time.block_time import block_time
+from utils.planner.step_seconds.block_time import block_time
 
 # %% [markdown]
 # ## 1. One rank, three coordinates

@@ -57,11 +57,11 @@ def halved_and_doubled(cluster: Cluster) -> list[Cluster]:
         ValueError: its device has no NVLink, or nobody measured its products.
     """
     gpu, found = cluster.device, [cluster]
-    if gpu.nvlink is None or gpu.matmul_ceiling_tflops is None or gpu.bf16_tflops is None:
+    if gpu.gpu_link is None or gpu.matmul_ceiling_tflops is None or gpu.bf16_tflops is None:
         raise ValueError(f"{gpu.name} has no NVLink, or no product of it was measured.")
     for times in (0.5, 2.0):
-        rate = times * gpu.nvlink.link_bytes_per_second
-        inside = replace(gpu, nvlink=replace(gpu.nvlink, link_bytes_per_second=rate))
+        rate = times * gpu.gpu_link.link_bytes_per_second
+        inside = replace(gpu, gpu_link=replace(gpu.gpu_link, link_bytes_per_second=rate))
         products = replace(
             gpu,
             bf16_tflops=times * gpu.bf16_tflops,
