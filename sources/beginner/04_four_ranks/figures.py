@@ -1,21 +1,20 @@
-"""The lesson's drawings: who sends what to whom, how far losses lie apart, when buckets travel."""
+"""The lesson's drawings: who holds what, who sends what to whom, when buckets travel."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from utils.units import Category, Evidence
+from utils.units import Category
 from utils.views.lanes import Span, draw_lanes
-from utils.views.style import LOOKS, course_style, print_evidence
+from utils.views.style import LOOKS, course_style
 
 from .sending import Backward
 
-__all__ = ["draw_apart", "draw_holders", "draw_overlap", "draw_ring"]
+__all__ = ["draw_holders", "draw_overlap", "draw_ring"]
 
 RANKS = 4
 LONG, SHARE = 1.9, 0.475  # of a bar: a whole copy, and a quarter of it
@@ -31,8 +30,6 @@ HELD = (
     (Category.TEMPORARIES, LONG, REST, "rest, such as a\nkernel's scratch"),
 )
 SHARES = "ABCD"  # of the gradients, one of which each rank sends first
-SMALLEST = 1e-16  # of the logarithmic part of an axis that has a 0
-LINES = ("-", "--", ":", "-.")
 
 
 def draw_holders(images: int) -> Figure:
@@ -65,7 +62,9 @@ def _draw_holders(axes: Axes, images: int) -> None:
     axes.axvline((LONG + FIRST) / 2, color="black", lw=1, ls="--")
     axes.set(xlim=(-2.3, FIRST + RANKS * STRIDE), ylim=(0.5 - len(HELD), 1.5))
     axes.axis("off")
-    axes.set_title("Drawing: what a step holds at one time or another, each bar to its own scale")
+    axes.set_title(
+        "Drawing: what a step holds at one time or another, each row to a scale of its own"
+    )
 
 
 def _draw_holder(axes: Axes, left: float, name: str, *, is_rank: bool) -> None:
@@ -126,43 +125,6 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
     axes.add_patch(
         FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color="#444444")
     )
-
-
-def draw_apart(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, title: str, device: str
-) -> Figure:
-    """The largest relative difference of two lists of losses so far, step by step.
-
-    Args:
-        curves: by name, the losses and those that they are compared with.
-        title: of the figure.
-        device: where they were computed.
-    """
-    with course_style():
-        figure = Figure(figsize=(9, 4.0), layout="constrained")
-        axes = figure.add_subplot()
-        for (name, (losses, reference)), style in zip(curves.items(), LINES, strict=False):
-            apart = (abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
-            largest = list(itertools.accumulate(apart, max))
-            steps = range(1, len(largest) + 1)
-            axes.plot(steps, largest, style, lw=2)
-            axes.annotate(
-                name,
-                (len(largest), largest[-1]),
-                (0, 4),
-                textcoords="offset points",
-                ha="right",
-                va="bottom",
-                fontsize=10,
-            )
-        axes.set_yscale("symlog", linthresh=SMALLEST)
-        axes.set_ylim(-0.5 * SMALLEST, 10)
-        axes.set_yticks([0, *(10.0**power for power in range(-16, 1, 4))])
-        axes.set_xlabel("step")
-        axes.set_ylabel("relative difference,\nlargest so far")
-        axes.set_title(title)
-        print_evidence(figure, [Evidence.MEASURED], [device])
-    return figure
 
 
 def draw_overlap(ways: Mapping[str, Backward], *, title: str, device: str) -> Figure:

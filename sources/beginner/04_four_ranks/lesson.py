@@ -24,7 +24,7 @@
 # ## A bet
 #
 # A small ResNet (308,650 parameters, fp32, SGD with momentum) takes batches of 64 images. Under DDP four processes take 16 each.
-# What does *one* of them need at its peak, in percent of one process with all 64? Write your guess:
+# What does *one* of them need at its peak, in percent of one process with all 64?
 
 # %%
 my_bet_percent = 25
@@ -48,7 +48,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from evidence.validation.tables import source
-from utils import Evidence, check, resnet, run_ranks, scratch, show, small_resnet, traffic
+from utils import Evidence, check, format_bytes, resnet, run_ranks, scratch, show, small_resnet, traffic
 from utils.catalog import link
 from utils.lessons.lesson_04 import figures, scenarios, sending, training
 from utils.lessons.lesson_04.data_parallel import accumulated_backward
@@ -63,7 +63,7 @@ from utils.units import MIB
 # ## 1. Data parallelism by hand
 #
 # A [**rank**](../00_glossary.ipynb) is one process of a group of **world size**. Each holds a **replica**, a whole copy
-# of the model, and takes its own share of every batch. Which bars are shorter on a rank?
+# of the model, and takes its share of every batch. Which bars are shorter on a rank?
 
 # %%
 show(figures.draw_holders(images=64),
@@ -71,7 +71,7 @@ show(figures.draw_holders(images=64),
      "a rank's activations are a quarter, its rest is hardly shorter, and only ranks have DDP's buckets.")
 
 # %% [markdown]
-# Ranks meet in **collectives**, operations that all of them call: over *gloo* between CPUs, over *NCCL* between NVIDIA GPUs.
+# Ranks meet in **collectives**, operations that all call: over *gloo* between CPUs, over *NCCL* between NVIDIA GPUs.
 
 # %% tags=["nbval-check-output"]
 def meet():
@@ -217,6 +217,7 @@ for batch, found in {32: four[32], 64: ddp, 128: four[128]}.items():
     print(f"batch {batch:>3}: a DDP rank's peak is {found.memory.peak_bytes / one_process[batch].memory.peak_bytes:.0%} of one process's ({Evidence.MEASURED})")
 print(f"your bet, for 64: {my_bet_percent}%")
 halved, doubled = (f"{scaled_peak_bytes(ddp, factor) / scaled_peak_bytes(one, factor):.0%}" for factor in (0.5, 2))
+print("rest of one process at these batches:", *(format_bytes(scaled_peak_bytes(each, 2) - scaled_peak_bytes(each, 1)) for each in one_process.values()))
 print(f"If rest were halved, the answer would be {halved}; doubled, {doubled} ({Evidence.PREDICTED})")
 off = {name: largest_difference(four[name].losses, alone[name.split()[-1]].losses, 24) for name in OVER_24}
 print("largest relative difference of a loss from one process's, 24 steps:", *(f"{name} {by:.0e}" for name, by in off.items()), sep="  ")
@@ -225,14 +226,14 @@ print(f"\nRank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()}):")
 training.table_of(ways)
 
 # %% [markdown]
-# **Read it.** The larger the batch, the nearer a quarter: activations are divided, states are not. *Rest* is mostly a kernel's
-# scratch, the same at any batch: it differs between machines, and your bet's answer with it. Buckets are one more copy of the
+# **Read it.** The larger the batch, the nearer a quarter: activations are divided, states are not. *Rest*, mostly a kernel's
+# scratch, grows little with the batch: it differs between machines, and your bet's answer with it. Buckets are one more copy of the
 # gradients, which views save where backward ends. Over 24 steps only the last digits differ.
 #
 # ### What the gradient test lets pass
 #
 # The test deals out shares and calls DDP itself. A loop may keep one process's loader, or go around DDP by `model.module(x)`.
-# After a real step `check_ranks` compares weights, and counts items that are drawn twice.
+# After a real step `check_ranks` compares weights, and counts items drawn twice.
 
 # %%
 def check_ranks(model, loader):  # each rank calls it; right: 0 and 0
@@ -266,7 +267,7 @@ pd.DataFrame(loops).T.rename_axis(columns=f"({Evidence.MEASURED})")
 # Backward makes the last layer's gradients first, and DDP reduces a full bucket *while* backward goes on. By default the first is
 # full at 1 MiB, others at 25 MiB.
 #
-# What does that hide? Laptops are noisy, so here layers and link *sleep*. In backward each of four layers sleeps 50 ms and makes
+# What does that hide? Laptops are noisy: here layers and link *sleep*. In backward each of four layers sleeps 50 ms and makes
 # 1 MiB of gradients. The link sleeps 40 ms a MiB: it is a **comm hook**, which DDP calls with each full bucket. A bucket begins
 # when it is full and the link is free. **Predict** how long backward takes with four buckets, with one all-reduce, and at half
 # the rate.
@@ -308,8 +309,8 @@ show(figures.draw_overlap(backwards, title="Layers sleep 50 ms each, the link 40
      "is over. At half the rate buckets queue, and more than two of four are sent after backward.")
 
 # %% [markdown]
-# **Read it.** One all-reduce hides nothing. While the link keeps up, buckets hide all but the last one: 120 of 160 ms. At half
-# the rate they queue, and 170 of 320 ms show.
+# **Read it.** The rule holds. One all-reduce hides nothing. While the link keeps up, buckets hide all but the last one: 120 of
+# 160 ms (predicted). At half the rate they queue, and 170 of 320 ms show.
 #
 # ### Accumulation, and `no_sync`
 #
@@ -441,14 +442,14 @@ def shows_ms(name, rate, backward):  # by how much AMP's step grows: what is lef
     spans = sending.timetable(buckets, backward * backward_seconds, GPUS, rate * link(name).link_bytes_per_second)
     return f"{1e3 * max(0.0, spans[-1][1] - backward * backward_seconds):.1f}"
 
-links, HOW = ("NVLink 3", "PCIe 4 x16", "Ethernet 100G", "Ethernet 25G"), {"as assumed": (1, 1), "half the rate": (0.5, 1), "double": (2, 1), "half the backward": (1, 0.5)}
+links, HOW = ("NVLink 3", "PCIe 4 x16", "Ethernet 100G", "Ethernet 25G"), {"as assumed": (1, 1), "half the rate": (0.5, 1), "double the rate": (2, 1), "half the backward": (1, 0.5)}
 shown = {f"not hidden, {said}": [shows_ms(name, *how) for name in links] for said, how in HOW.items()}
 shown = {"all sending": [f"{1e3 * at_worst(name):.1f}" for name in links]} | shown
 pd.DataFrame(shown, links).rename_axis(columns="ms a step (predicted, eight A100s, AMP)")
 
 # %% [markdown]
-# **Read it.** On NVLink all sending takes 0.6 ms, hidden or not. Eight GPUs lose 9.6 and 19.6 ms: bytes do not
-# explain that. At 25 Gbit/s the answer hangs on the assumptions: between 2.7 and 45.4 ms show beside AMP's 104 ms.
+# **Read it.** On NVLink all sending takes 0.6 ms, hidden or not. Eight GPUs lose 9.6 ms in TF32 and 19.6 ms under AMP: bytes do
+# not explain that. At 25 Gbit/s the answer hangs on the assumptions: between 2.7 and 45.4 ms show beside AMP's 104 ms.
 #
 # ### Why is it slow?
 #
@@ -462,7 +463,7 @@ pd.DataFrame(shown, links).rename_axis(columns="ms a step (predicted, eight A100
 # | *DDP's part* | from there until all is sent | larger shares, `no_sync`, a faster link ([lesson 11](../advanced/11_links.ipynb)) |
 # | *fixed part* | twice the computing of half a share, less that of a share | larger shares |
 #
-# Each row below plants 50 ms in every step of a layer that sleeps. **Predict** which part answers.
+# Each row below plants 50 ms a step (layers sleep again). **Predict** which part answers.
 
 # %%
 def take_apart(model, loader, loss_of, send=allreduce_hook, rounds=12):
@@ -503,18 +504,19 @@ table_of_parts(parts).rename_axis(columns=f"ms a step, {Evidence.MEASURED}: medi
 #
 # ## 6. The scenarios as asked
 #
-# *"Scale our ResNet to four GPUs: DDP, then mixed precision as well. What time and memory does each step take?"*
+# *"Scale our ResNet to four GPUs: DDP, then mixed precision. Time and memory?"*
 # The bet kept the batch of all ranks (**strong scaling**); here each GPU keeps 256 images (**weak scaling**). `simulate` runs a
 # step without data, for A100s; NCCL's and cuDNN's buffers and the CUDA context come on top.
 
 # %%
-bet, asked = scenarios.asked(speeds, buckets, IMAGES)
+CASES = {"one GPU": (1, "TF32"), "four GPUs, DDP": (4, "TF32"), "four GPUs, DDP + AMP": (4, "AMP")}
+bet, asked = scenarios.asked(CASES, speeds, buckets, IMAGES)
 print(bet)
 asked
 
 # %% [markdown]
 # **Read it.** Four GPUs need little more each than one, and about a quarter of the time. AMP nearly halves the peak. Minutes
-# range from no loss to the loss of NVIDIA's eight, AMP's with `--channels-last`. Your bet's answer is 26% here: states are little
+# range from no loss to that of NVIDIA's eight (AMP's with `--channels-last`). Your bet's answer is 26% here: states are little
 # beside activations.
 #
 # *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Keep batch, rate and schedule: `train.py` takes the same images in
@@ -552,7 +554,8 @@ print("judged by two ranks, and from model.pt by one process:", *training.judged
 # Before the optimizer is made:
 #
 # ```python
-# # You have model, dataset, batch_size (items of all ranks in one optimizer step), accumulate (micro-batches of a rank for it, 1 or more)
+# # You have model, dataset, batch_size (items of all ranks in one optimizer step),
+# # and accumulate (micro-batches that each rank takes for it, 1 or more)
 # import contextlib
 # import copy
 # import os

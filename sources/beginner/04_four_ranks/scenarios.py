@@ -24,11 +24,6 @@ __all__ = ["asked", "published_speeds"]
 
 IMAGENET_IMAGES = 1_281_167  # to train on
 DEVICE = "A100 80GB"
-CASES = {
-    "one GPU": (1, "TF32"),
-    "four GPUs, DDP": (4, "TF32"),
-    "four GPUs, DDP + AMP": (4, "AMP"),
-}
 ARITHMETIC = {"TF32": "TF32", "AMP": "bf16 (fp16 in published runs)"}
 COLUMNS = {"TF32": "fp32_or_tf32_images_s", "AMP": "mixed_images_s"}
 
@@ -58,19 +53,23 @@ def step(model: nn.Module, optimizer: Optimizer, *, mixed: bool, images: int) ->
 
 
 def asked(
-    speeds: Mapping[str, Sequence[float]], buckets: Sequence[Bucket], images: int
+    cases: Mapping[str, tuple[int, str]],
+    speeds: Mapping[str, Sequence[float]],
+    buckets: Sequence[Bucket],
+    images: int,
 ) -> tuple[str, pd.DataFrame]:
     """The bet at this size in words, and a row for each case: peak, payload and minutes an epoch.
 
     Minutes of several GPUs reach from no loss at all to the efficiency of the published eight.
 
     Args:
+        cases: GPUs and arithmetic by name; the first one is one GPU.
         speeds: images a second of one GPU and of eight, by arithmetic.
         buckets: in which a step should send its gradients.
         images: of a rank.
     """
     rows, peaks_bytes = [], []
-    for name, (gpus, kind) in CASES.items():
+    for name, (gpus, kind) in cases.items():
         found = simulate(
             partial(build, gpus),
             partial(step, mixed=kind == "AMP", images=images),

@@ -167,7 +167,7 @@ def timed_backward(
         begin = time.perf_counter()
         loss.backward()
         seconds = time.perf_counter() - begin
-        spans = ([(a - begin, b - begin) for a, b in noted] for noted in (slept, sent))
+        layers, spans = ([(a - begin, b - begin) for a, b in noted] for noted in (slept, sent))
         total = sum(p.grad.double().sum().item() for p in model.parameters() if p.grad is not None)
-        found.append(Backward(seconds, *spans, total))
+        found.append(Backward(seconds, layers, spans, total))
     return min(found[2:], key=lambda each: each.seconds)

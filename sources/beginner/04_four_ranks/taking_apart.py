@@ -98,7 +98,8 @@ def _told(seconds: Tensor) -> str:
 
 
 def _seconds(begin: Moment, end: Moment) -> float:
-    if isinstance(begin, float) or isinstance(end, float):
-        return end - begin  # type: ignore[operator]
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    if isinstance(begin, torch.cuda.Event) or isinstance(end, torch.cuda.Event):
+        assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+    return end - begin
