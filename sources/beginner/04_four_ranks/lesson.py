@@ -217,7 +217,7 @@ for batch, found in {32: four[32], 64: ddp, 128: four[128]}.items():
     print(f"batch {batch:>3}: a DDP rank's peak is {found.memory.peak_bytes / one_process[batch].memory.peak_bytes:.0%} of one process's ({Evidence.MEASURED})")
 print(f"your bet, for 64: {my_bet_percent}%")
 halved, doubled = (f"{scaled_peak_bytes(ddp, factor) / scaled_peak_bytes(one, factor):.0%}" for factor in (0.5, 2))
-print("rest of one process at these batches:", *(format_bytes(scaled_peak_bytes(each, 2) - scaled_peak_bytes(each, 1)) for each in one_process.values()))
+print("rest of one process at these batches:", *(format_bytes(scaled_peak_bytes(each, 2) - scaled_peak_bytes(each, 1)) for each in one_process.values()), f"({Evidence.MEASURED})")
 print(f"If rest were halved, the answer would be {halved}; doubled, {doubled} ({Evidence.PREDICTED})")
 off = {name: largest_difference(four[name].losses, alone[name.split()[-1]].losses, 24) for name in OVER_24}
 print("largest relative difference of a loss from one process's, 24 steps:", *(f"{name} {by:.0e}" for name, by in off.items()), sep="  ")
@@ -394,9 +394,9 @@ assert token_errors.pop("by_tokens") < 1e-12 < 0.05 < min(token_errors.values())
 
 # %%
 BATCH_NORM = partial(NARROW, norm="batch", steps=3)
-one_process = run(1, {"whole": partial(BATCH_NORM, unchanged), "quarters": partial(BATCH_NORM, training.quarter_by_quarter)})
+by_parts = run(1, {"whole": partial(BATCH_NORM, unchanged), "quarters": partial(BATCH_NORM, training.quarter_by_quarter)})
 ranks = run_ranks(partial(BATCH_NORM, DistributedDataParallel), 4)
-from_whole, from_quarters = (largest_difference(ranks[0].losses, each.losses, 3) for each in one_process.values())
+from_whole, from_quarters = (largest_difference(ranks[0].losses, each.losses, 3) for each in by_parts.values())
 print(f"losses of four ranks, relative: {from_whole:.0e} from whole batches, {from_quarters:.0e} from quarters (fp64)")
 print("running statistics after 3 steps, summed, rank 0 to 3:", *(f"{report.buffers:.4f}" for report in ranks))
 print(ranks[0].sent)
