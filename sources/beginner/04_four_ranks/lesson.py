@@ -526,7 +526,7 @@ asked
 here.write_script("train.py", training.script_text())
 with scratch("lesson-04") as folder, contextlib.chdir(folder):  # it saves model.pt where it is started
     printed = training.run_script(here.root / "build/lesson-04/train.py", 2, "--network", "shufflenet_v2_x0_5", "--epochs", "1", "--fake")
-print("judged by two ranks, and from model.pt by one process:", *training.judged_twice(printed), sep="\n  accuracy ")
+pd.DataFrame({f"accuracy ({Evidence.MEASURED})": training.judged_twice(printed)}, ["judged by two ranks", "model.pt, loaded by one process"])
 
 # %% [markdown]
 # ## Recap
