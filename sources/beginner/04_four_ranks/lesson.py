@@ -499,8 +499,8 @@ parts = run(2, {fault: partial(planted, fault) for fault in FAULTS})
 table_of_parts(parts).rename_axis(columns=f"ms a step, {Evidence.MEASURED}: median (middle half)")
 
 # %% [markdown]
-# **Read it.** Each part answers its own fault, and *waiting* names the slow rank. At work take `take_apart` and `taking_apart.py`,
-# with a model that you throw away (the hook stays), and read the largest part.
+# **Read it.** Each part answers its own fault, and *waiting* names the slow rank. At work take `take_apart` and
+# `sources/beginner/04_four_ranks/taking_apart.py`, with a model that you throw away (the hook stays), and read the largest part.
 #
 # ## 6. The scenarios as asked
 #
