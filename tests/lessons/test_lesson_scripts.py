@@ -40,8 +40,9 @@ def test_lesson_04_trains_on_two_ranks(tmp_path: Path, how: Sequence[str]) -> No
     _put(tmp_path, "beginner/04_four_ranks", "train.py")
     small = ("--network", "resnet18", "--epochs", "1", "--fake")
     printed = _run(tmp_path, (*TORCHRUN, "2"), "train.py", *small, *how)
-    told, loaded = re.findall(r"accuracy (\d+\.\d%)", printed)
-    assert told == loaded and (tmp_path / "model.pt").exists()
+    told, loaded = re.findall(r"accuracy (\d+\.\d)%, test loss (\d+\.\d{4})", printed)
+    assert told[0] == loaded[0] and (tmp_path / "model.pt").exists()
+    assert float(told[1]) == pytest.approx(float(loaded[1]), rel=1e-3)
 
 
 @pytest.mark.slow

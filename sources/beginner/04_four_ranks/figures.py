@@ -1,25 +1,24 @@
-"""The lesson's drawings: who sends what to whom, how far losses lie apart, when buckets travel."""
+"""The lesson's drawings: who holds what, who sends what to whom, when buckets travel."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from utils.catalog import link
-from utils.units import Category, Evidence
+from utils.units import Category
 from utils.views.lanes import Span, draw_lanes
-from utils.views.style import LOOKS, course_style, print_evidence
+from utils.views.style import LOOKS, course_style
 
-from .sending import Bucket, timetable
+from .sending import Backward
 
-__all__ = ["draw_apart", "draw_buckets", "draw_holders", "draw_ring"]
+__all__ = ["draw_holders", "draw_overlap", "draw_ring"]
 
 RANKS = 4
 LONG, SHARE = 1.9, 0.475  # of a bar: a whole copy, and a quarter of it
+REST = 1.65  # most of it does not depend on the batch
 STRIDE, FIRST = 2.35, 2.75  # of the ranks' columns
 # From above: what is held, how long its bar is in one process and on a rank, and its name.
 HELD = (
@@ -28,16 +27,9 @@ HELD = (
     (Category.OPTIMIZER_STATE, LONG, LONG, "optimizer state"),
     (Category.GRADIENTS, LONG, LONG, "gradients"),
     (Category.COMMUNICATION, 0.0, LONG, "DDP's buckets\n(section 3)"),
+    (Category.TEMPORARIES, LONG, REST, "rest, such as a\nkernel's scratch"),
 )
 SHARES = "ABCD"  # of the gradients, one of which each rank sends first
-# Of the buckets' drawing: a link, and which part of its line rate it gives.
-LANES = {
-    "PCIe 4 x16": ("PCIe 4 x16", 1.0),
-    "Ethernet 25G": ("Ethernet 25G", 1.0),
-    "Ethernet 25G at half its rate": ("Ethernet 25G", 0.5),
-}
-SMALLEST = 1e-16  # of the logarithmic part of an axis that has a 0
-LINES = ("-", "--", ":", "-.")
 
 
 def draw_holders(images: int) -> Figure:
@@ -47,7 +39,7 @@ def draw_holders(images: int) -> Figure:
         images: of the whole batch.
     """
     with course_style():
-        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        figure = Figure(figsize=(9, 3.9), layout="constrained")
         _draw_holders(figure.add_subplot(), images)
     return figure
 
@@ -70,7 +62,9 @@ def _draw_holders(axes: Axes, images: int) -> None:
     axes.axvline((LONG + FIRST) / 2, color="black", lw=1, ls="--")
     axes.set(xlim=(-2.3, FIRST + RANKS * STRIDE), ylim=(0.5 - len(HELD), 1.5))
     axes.axis("off")
-    axes.set_title("Drawing: who holds what. Activations are divided, and DDP adds buckets")
+    axes.set_title(
+        "Drawing: what a step holds at one time or another, each row to a scale of its own"
+    )
 
 
 def _draw_holder(axes: Axes, left: float, name: str, *, is_rank: bool) -> None:
@@ -133,76 +127,26 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
     )
 
 
-def draw_apart(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, title: str, device: str
-) -> Figure:
-    """The largest relative difference of two lists of losses so far, step by step.
+def draw_overlap(ways: Mapping[str, Backward], *, title: str, device: str) -> Figure:
+    """Backward of layers that sleep, and below it a lane for each way: when its buckets were sent.
 
     Args:
-        curves: by name, the losses and those that they are compared with.
+        ways: by name, the first one's layers stand for all.
         title: of the figure.
-        device: where they were computed.
+        device: where they were timed.
     """
-    with course_style():
-        figure = Figure(figsize=(9, 4.0), layout="constrained")
-        axes = figure.add_subplot()
-        for (name, (losses, reference)), style in zip(curves.items(), LINES, strict=False):
-            apart = (abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
-            largest = list(itertools.accumulate(apart, max))
-            steps = range(1, len(largest) + 1)
-            axes.plot(steps, largest, style, lw=2)
-            axes.annotate(
-                name,
-                (len(largest), largest[-1]),
-                (0, 4),
-                textcoords="offset points",
-                ha="right",
-                va="bottom",
-                fontsize=10,
-            )
-        axes.set_yscale("symlog", linthresh=SMALLEST)
-        axes.set_ylim(-0.5 * SMALLEST, 10)
-        axes.set_yticks([0, *(10.0**power for power in range(-16, 1, 4))])
-        axes.set_xlabel("step")
-        axes.set_ylabel("relative difference,\nlargest so far")
-        axes.set_title(title)
-        print_evidence(figure, [Evidence.MEASURED], [device])
-    return figure
-
-
-def draw_buckets(
-    buckets: Sequence[Bucket],
-    *,
-    backward_seconds: float,
-    ranks: int,
-    title: str,
-) -> Figure:
-    """Backward in parts, one a bucket, and below it a lane for each link: when its buckets travel.
-
-    Args:
-        buckets: in the order of sending.
-        backward_seconds: of one GPU.
-        ranks: of the ring.
-        title: of the figure.
-    """
-    ends = [bucket.ready_share * backward_seconds for bucket in buckets]
-    computing = [Span("backward", *pair) for pair in itertools.pairwise([0.0, *ends])]
-    ways = {
-        name: timetable(buckets, backward_seconds, ranks, part * link(of).link_bytes_per_second)
-        for name, (of, part) in LANES.items()
-    }
-    lanes = {"backward": computing}
-    lanes |= {name: _hidden_or_not(spans, backward_seconds) for name, spans in ways.items()}
-    figure = draw_lanes(lanes, title=title, evidence=Evidence.PREDICTED)
+    layers = next(iter(ways.values())).layers
+    ends = layers[-1][1]
+    lanes = {"backward": [Span("backward", *pair) for pair in layers]}
+    lanes |= {name: _hidden_or_not(way.sent, way.layers[-1][1]) for name, way in ways.items()}
+    figure = draw_lanes(lanes, title=title, device=device)
     axes = figure.axes[0]
-    for row, spans in enumerate(ways.values(), start=1):
-        for number, (start, end) in enumerate(spans, start=1):
-            x = max(1e3 * (start + end) / 2, 1.5)  # clear of the axis
-            ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            axes.text(x, row - 0.43, str(number), ha="center", va="center", fontsize=9, bbox=ground)
-    for patch in axes.patches:  # thin bars stay visible
-        patch.set(edgecolor="#333333", linewidth=0.6)
-    axes.axvline(1e3 * backward_seconds, color="black", lw=1, ls="--")
+    for row, way in enumerate(ways.values(), start=1):
+        for number, (start, end) in enumerate(way.sent, start=1):
+            said = str(number) if len(way.sent) > 1 else f"1 to {len(layers)}"
+            x = 1e3 * (start + end) / 2
+            axes.text(x, row - 0.43, said, ha="center", va="center", fontsize=9)
+    axes.axvline(1e3 * ends, color="black", lw=1, ls="--")
     axes.set_ylim(len(lanes) - 0.45, -0.5)
     axes.set_xlabel("time since backward began (ms)")
     _move_legend_below(figure)
@@ -211,10 +155,8 @@ def draw_buckets(
 
 def _hidden_or_not(spans: Sequence[tuple[float, float]], end: float) -> list[Span]:
     """Parts of all-reduces before and after backward's end."""
-    before = [Span("all-reduce beside backward", a, min(b, end)) for a, b in spans if a < end]
-    after = [
-        Span("all-reduce after backward: it shows", max(a, end), b) for a, b in spans if b > end
-    ]
+    before = [Span("sent beside backward", a, min(b, end)) for a, b in spans if a < end]
+    after = [Span("sent after backward: it shows", max(a, end), b) for a, b in spans if b > end]
     return before + after
 
 

@@ -11,11 +11,10 @@
 #
 # {{badges}}
 #
-# **One question.** Your training runs in one process. What makes four processes train the *same* model, and what does it
-# cost?
+# **One question.** Your training runs in one process. What makes four processes train the *same* model, and what does it cost?
 #
-# **The answer, proved below.** Equal starts and averaged gradients make them one model. In memory only activations are
-# divided. In each step every gradient is sent: a fast link hides that behind backward, a slower one less.
+# **The answer, shown below.** Equal starts and averaged gradients make them one model. In memory only activations are divided. Every
+# gradient is sent in each step: while the link keeps up with backward, only the last ones cost time.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,8 +23,8 @@
 # %% [markdown]
 # ## A bet
 #
-# A small ResNet (308,650 parameters, fp32, SGD with momentum) takes batches of 64 images of 16 x 16. Under DDP four processes
-# take 16 each. What does *one* of them need at its peak, in percent of one process with all 64? Write your guess:
+# A small ResNet (308,650 parameters, fp32, SGD with momentum) takes batches of 64 images. Under DDP four processes take 16 each.
+# What does *one* of them need at its peak, in percent of one process with all 64?
 
 # %%
 my_bet_percent = 25
@@ -36,6 +35,7 @@ here = setup("beginner/04")
 # %% jupyter={"source_hidden": true}
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pandas as pd
@@ -43,36 +43,35 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from evidence.validation.tables import source, table
-from utils import Evidence, check, format_bytes, format_seconds, resnet, run_ranks
-from utils import scratch, show, simulate, small_resnet, traffic
+from evidence.validation.tables import source
+from utils import Evidence, check, format_bytes, resnet, run_ranks, scratch, show, small_resnet, traffic
 from utils.catalog import link
-from utils.lessons.lesson_04 import figures, sending
+from utils.lessons.lesson_04 import figures, scenarios, sending, training
 from utils.lessons.lesson_04.data_parallel import accumulated_backward
 from utils.lessons.lesson_04.machine import my_device, where
 from utils.lessons.lesson_04.sharding import sharded_loader
+from utils.lessons.lesson_04.taking_apart import moment, parts_of, table_of_parts
 from utils.lessons.lesson_04.token_means import TOKENS, errors_of, summed_loss
-from utils.lessons.lesson_04.training import gradient_difference, largest_difference, observe, pictures, run_script
-from utils.lessons.lesson_04.training import scaled_peak_bytes, script_text, table_of
+from utils.lessons.lesson_04.training import gradient_difference, largest_difference, scaled_peak_bytes
+from utils.units import MIB
 
 # %% [markdown]
 # ## 1. Data parallelism by hand
 #
 # A [**rank**](../00_glossary.ipynb) is one process of a group of **world size**. Each holds a **replica**, a whole copy
-# of the model, and takes its own share of every batch. Which bars are shorter on a rank?
+# of the model, and takes its share of every batch. Which bars are shorter on a rank?
 
 # %%
 show(figures.draw_holders(images=64),
      alt="One process beside four ranks. Parameters, optimizer state and gradients are bars of the same length everywhere; "
-     "a rank's activations are a quarter, and only ranks have DDP's buckets.")
+     "a rank's activations are a quarter, its rest is hardly shorter, and only ranks have DDP's buckets.")
 
 # %% [markdown]
-# Ranks meet in **collectives**, operations that all of them call. `run_ranks` runs a function in real processes.
-# *gloo* carries data between CPUs, *NCCL* between NVIDIA GPUs.
-
+# Ranks meet in **collectives**, operations that all call: over *gloo* between CPUs, over *NCCL* between NVIDIA GPUs.
 
 # %% tags=["nbval-check-output"]
 def meet():
@@ -83,14 +82,11 @@ def meet():
 print(*run_ranks(meet, 4), sep="\n")
 
 # %% [markdown]
-# Training needs two: a *broadcast* (everyone gets what rank 0 has) and this *all-reduce*.
+# Training needs this *all-reduce*, and a *broadcast*.
 #
-# 1. Replicas start equal: rank 0 broadcasts its parameters and buffers.
+# 1. Replicas start equal: rank 0 broadcasts its parameters and buffers to all.
 # 2. After backward the gradients are summed over the ranks,
-# 3. and divided by the world size, since each rank's loss is a mean over its share.
-#
-# The mean of equal shares' means is the batch's mean. `after_backward` takes rules 2 and 3.
-
+# 3. and divided by the world size: the mean of equal shares' means is the batch's mean.
 
 # %%
 def share_start(model):
@@ -115,11 +111,11 @@ def make_step(model, optimizer, after_backward):
     return step
 
 # %% [markdown]
-# `sharded_loader` gives step $k$ of four ranks the items of step $k$ of one. The ResNet has *group norm*, which normalizes
-# each image by itself; section 4 says why. Images are CIFAR-10's at half size, or generated.
+# `sharded_loader` gives step $k$ of four ranks the items of step $k$ of one. *Group norm* normalizes each image by itself;
+# section 4 says why. **Payload** is the bytes that a rank puts into collectives.
 
 # %%
-data, _ = pictures(2048)
+data, _ = training.pictures(2048)
 BATCH = 64  # of all ranks together
 SGD = partial(torch.optim.SGD, lr=0.03, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -132,20 +128,16 @@ def train(wrap, after_backward=None, *, batch=BATCH, steps=3, dtype=torch.float3
     optimizer = make_optimizer(model.parameters())
     loader = sharded_loader(data, batch, drop_last=True)  # this rank's share of each batch
     step = make_step(model, optimizer, after_backward)
-    return observe(model, optimizer, step, loader, steps=steps, dtype=dtype, at_start=at_start, metered=metered)
+    return training.observe(model, optimizer, step, loader, steps=steps, dtype=dtype, at_start=at_start, metered=metered)
 
 
-# %% [markdown]
-# `observe` reports losses (means over ranks), rank 0's first gradient, with `metered` the memory of one more step, and
-# **payload**: the bytes that a rank puts into collectives.
-
-# %%
 def unchanged(model):
     return model
 
 def run(ranks, ways):  # all ways in one launch; a report of each, from rank 0
     return run_ranks(lambda: {name: way() for name, way in ways.items()}, ranks, timeout_seconds=400)[0]
 
+# %%
 one_process = run(1, {batch: partial(train, unchanged, batch=batch, metered=True) for batch in (32, 64, 128)})
 ways = {"one process": one_process[BATCH]} | run(4, {"four ranks, by hand": partial(train, share_start, average_gradients, metered=True)})
 hand, P = ways["four ranks, by hand"], sum(parameter.numel() for parameter in small_resnet().parameters())
@@ -154,8 +146,8 @@ print("at the start:", hand.at_start, "\nin a step:   ", hand.sent)
 assert hand.sent.payload_bytes == hand.at_start.payload_bytes == 4 * P, "not every gradient once"
 
 # %% [markdown]
-# **Read it.** Each rank puts in exactly $4P$ bytes a step: every gradient once. In a *ring* $N$ ranks cut $B$ bytes into $N$ shares, which all travel at once. Follow share A in the thick frame: *A: 0+1* is its
-# sum over ranks 0 and 1. Three hops make the whole sum, three more bring it to all.
+# **Read it.** Each rank puts in exactly $4P$ bytes a step: every gradient once. How do sums reach all ranks? In a *ring* $N$ ranks
+# cut $B$ bytes into $N$ shares, which all travel at once. Follow share A: three hops make the whole sum, three more bring it to all.
 
 # %%
 show(figures.draw_ring(),
@@ -176,8 +168,7 @@ check("04.ring_of_eight", sent_by_each_of_eight_mb)
 # %% [markdown]
 # ## 2. Is it right? A test, and four faults
 #
-# **Predict.** Each row below the first breaks one rule. Which does the *first* loss betray, the second, the first
-# *gradient*? (Four ranks, fp64, a quarter of the channels.)
+# Each row below the first breaks one rule. **Predict:** which does the *first* loss betray, and which the first *gradient*?
 
 # %%
 def sum_gradients(model):
@@ -193,7 +184,6 @@ RULES = {"right": partial(NARROW, share_start, average_gradients),
          "one tensor forgotten": partial(NARROW, share_start, forget_one), "not divided": partial(NARROW, share_start, sum_gradients),
          "not divided, Adam": partial(NARROW, share_start, sum_gradients, make_optimizer=ADAM)}
 
-# %%
 alone = run(1, {"SGD": partial(NARROW, unchanged), "Adam": partial(NARROW, unchanged, make_optimizer=ADAM)})
 
 def apart(found, reference):
@@ -206,133 +196,126 @@ assert faults.loc["right"].max() < 1e-12 < 1e-3 < faults["gradient 1"].drop("rig
 faults.map("{:.0e}".format)
 
 # %% [markdown]
-# **Read it.** The first loss precedes any update: only *not broadcast* shows. The second shows all faults under SGD.
-# Adam's step hardly depends on the gradient's size, so there *not divided* leaves 5e-08. The first
-# **gradient** shows each: test it, in fp64.
+# **Read it.** The first loss precedes any update: only *not broadcast* shows. The second all but hides *not divided* under Adam,
+# whose step hardly depends on the gradient's size. The first **gradient** shows each fault: test it, in fp64.
 #
 # ## 3. The real one: DDP
 #
 # `DistributedDataParallel` keeps the same rules. Backward fills **buckets**, flat tensors of gradients, each reduced in one
-# call. What does a rank need, at three batches?
+# call. With *views* (`gradient_as_bucket_view=True`) a gradient is a part of its bucket. Which columns explain your bet's answer?
 
 # %%
 VIEWS = partial(DistributedDataParallel, gradient_as_bucket_view=True)
-LONG, SINGLE = partial(NARROW, steps=24), partial(NARROW, steps=24, dtype=torch.float32)
-DDP_WAYS = {"four ranks, DDP": partial(train, DistributedDataParallel, metered=True),
-            "four ranks, DDP, views": partial(train, VIEWS, metered=True)}
+DDP_WAYS = {"four ranks, DDP": partial(train, DistributedDataParallel, metered=True), "four ranks, DDP, views": partial(train, VIEWS, metered=True)}
 OTHERS = {batch: partial(train, DistributedDataParallel, batch=batch, metered=True) for batch in (32, 128)}
-four = run(4, DDP_WAYS | OTHERS | {"fp64": partial(LONG, DistributedDataParallel), "fp32": partial(SINGLE, DistributedDataParallel),
-                          "not reduced": partial(LONG, share_start)})
+LONG, SINGLE = partial(NARROW, steps=24), partial(NARROW, steps=24, dtype=torch.float32)
+OVER_24 = {"DDP, fp64": partial(LONG, DistributedDataParallel), "DDP, fp32": partial(SINGLE, DistributedDataParallel), "not reduced, fp64": partial(LONG, share_start)}
+four, alone = run(4, DDP_WAYS | OTHERS | OVER_24), run(1, {"fp64": partial(LONG, unchanged), "fp32": partial(SINGLE, unchanged)})
 ways |= {name: four[name] for name in DDP_WAYS}
 one, ddp = ways["one process"], ways["four ranks, DDP"]
-assert gradient_difference(ddp, one) < 1e-4, "more than rounding: is a rule missing?"
 for batch, found in {32: four[32], 64: ddp, 128: four[128]}.items():
     print(f"batch {batch:>3}: a DDP rank's peak is {found.memory.peak_bytes / one_process[batch].memory.peak_bytes:.0%} of one process's ({Evidence.MEASURED})")
 print(f"your bet, for 64: {my_bet_percent}%")
-
-# %% [markdown]
-# **Read it.** The larger the batch, the nearer a quarter. Which columns of the table explain it? With *views*
-# (`gradient_as_bucket_view=True`) each gradient is a part of a bucket, and counts as a gradient.
-
-# %%
 halved, doubled = (f"{scaled_peak_bytes(ddp, factor) / scaled_peak_bytes(one, factor):.0%}" for factor in (0.5, 2))
-print(f"Rank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()}). If rest were halved, your bet's answer would be {halved}; doubled, {doubled} ({Evidence.PREDICTED}).")
-table_of(ways)
+print("rest of one process at these batches:", *(format_bytes(scaled_peak_bytes(each, 2) - scaled_peak_bytes(each, 1)) for each in one_process.values()), f"({Evidence.MEASURED})")
+print(f"If rest were halved, the answer would be {halved}; doubled, {doubled} ({Evidence.PREDICTED})")
+off = {name: largest_difference(four[name].losses, alone[name.split()[-1]].losses, 24) for name in OVER_24}
+print("largest relative difference of a loss from one process's, 24 steps:", *(f"{name} {by:.0e}" for name, by in off.items()), sep="  ")
+assert off["DDP, fp64"] < 1e-10 < 1e-2 < off["not reduced, fp64"], "DDP should train the same model, and the fault should not"
+print(f"\nRank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()}):")
+training.table_of(ways)
 
 # %% [markdown]
-# **Read it.** Activations are divided, states are not. *Rest* has no name of its own, such as a kernel's scratch: it
-# depends on the machine, and the percentage with it. DDP's buckets are one more copy of the gradients. Views save that copy where
-# backward ends; here the peak lies at its start.
-#
-# The bet is **strong scaling**: the batch of all ranks stays. In **weak scaling** each rank's share stays.
-#
-# Does DDP train the same model over many steps? Compare its lines with a fault's:
-
-# %% jupyter={"source_hidden": true}
-alone = run(1, {"fp64": partial(LONG, unchanged), "fp32": partial(SINGLE, unchanged)})
-assert largest_difference(four["fp64"].losses, alone["fp64"].losses, 24) < 1e-10, "DDP should train the same model"
-show(figures.draw_apart({
-    "a fault: not reduced, fp64": (four["not reduced"].losses, alone["fp64"].losses),
-    "DDP, fp32": (four["fp32"].losses, alone["fp32"].losses),
-    "DDP, fp64": (four["fp64"].losses, alone["fp64"].losses)},
-    title="How far losses of four ranks lie from one process's (SGD, width 8)", device=where()),
-    alt="Three curves over 24 steps on a logarithmic axis with a zero. The fault lies far above the others from step 2 on. "
-    "DDP in fp32 and in fp64 stay at the last digits of their type.")
-
-# %% [markdown]
-# **Read it.** Over 24 steps it does: sums run in another order, so only the last digits differ.
+# **Read it.** The larger the batch, the nearer a quarter: activations are divided, states are not. *Rest*, mostly a kernel's
+# scratch, grows little with the batch: it differs between machines, and your bet's answer with it. Buckets are one more copy of the
+# gradients, which views save where backward ends. Over 24 steps only the last digits differ.
 #
 # ### What the gradient test lets pass
 #
-# The test deals out shares and calls DDP itself. A loop may forget either: no sampler, or `model.module(x)`, which goes
-# around DDP. Compare ranks after a real step:
+# The test deals out shares and calls DDP itself. A loop may keep one process's loader, or go around DDP by `model.module(x)`.
+# After a real step `check_ranks` compares weights, and counts items drawn twice.
 
 # %%
-def check_ranks(model, loader):  # on how many ranks it is so
+def check_ranks(model, loader):  # each rank calls it; right: 0 and 0
     mine = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()])
     dist.broadcast(of_rank_0 := mine.clone(), src=0)
-    # If each has its share, all batches but the last do not yet reach the whole data set.
-    found = [not mine.equal(of_rank_0), (len(loader) - 1) * loader.batch_size * dist.get_world_size() >= len(loader.dataset)]
-    dist.all_reduce(found := torch.tensor(found, device=mine.device).int())
-    return dict(zip(["weights not rank 0's", "more than a share of the items"], found.tolist(), strict=True))
+    differs = torch.tensor(not mine.equal(of_rank_0), device=mine.device).int()
+    drawn = [item for batch in loader.batch_sampler or [loader.sampler] for item in batch]
+    times = torch.bincount(torch.tensor(drawn), minlength=len(loader.dataset)).to(mine.device)
+    for each in (differs, times):
+        dist.all_reduce(each)
+    repeats = (times - 1).clamp(min=0).sum().item()  # to pad, a sampler takes fewer again than there are ranks
+    return {"ranks with other weights than rank 0": differs.item(), "items drawn again": repeats * (repeats >= dist.get_world_size())}
 
-def real_step(around_ddp=False, sampled=True, size=BATCH // 4):
-    model = VIEWS(small_resnet(width=8).to(my_device()))
-    loader = DataLoader(data, size, sampler=DistributedSampler(data) if sampled else None)
+def real_step(make_loader, around_ddp=False):
+    model, loader = VIEWS(small_resnet(width=8).to(my_device())), make_loader()
     step = make_step(model.module if around_ddp else model, SGD(model.parameters()), None)
     step(*(part.to(my_device()) for part in next(iter(loader))))
     return check_ranks(model, loader)
 
-WRONG = {"no sampler": {"sampled": False}, "one process's loader": {"sampled": False, "size": BATCH}, "model.module(x)": {"around_ddp": True}}
-LOOPS = {"right": real_step, **{name: partial(real_step, **how) for name, how in WRONG.items()}}
-loops = pd.DataFrame(run(4, LOOPS)).T.rename_axis(columns=f"ranks of 4 ({Evidence.MEASURED})")
-assert loops.gt(0).to_numpy().tolist() == [[False, False], [False, True], [False, True], [True, False]], "each test should tell its fault alone"
-loops
+LOADERS = {"right": lambda: DataLoader(data, BATCH // 4, sampler=DistributedSampler(data)),
+           "right, batch_sampler": lambda: DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data), BATCH // 4, False)),
+           "one process's loader": lambda: DataLoader(data, BATCH, shuffle=True),
+           "another seed on each rank": lambda: DataLoader(data, BATCH // 4, sampler=DistributedSampler(data, seed=dist.get_rank()))}
+loops = run(4, {name: partial(real_step, make) for name, make in LOADERS.items()} | {"model.module(x)": partial(real_step, LOADERS["right"], True)})
+assert [[n > 0 for n in row.values()] for row in loops.values()] == [[False, False]] * 2 + [[False, True]] * 2 + [[True, False]], "each test tells its faults alone"
+pd.DataFrame(loops).T.rename_axis(columns=f"({Evidence.MEASURED})")
 
 # %% [markdown]
 # ### Buckets, and overlap
 #
-# By hand took 29 calls a step, DDP two; each costs a start
-# ([Li and others](https://arxiv.org/abs/2006.15704), figure 2). Backward makes the last layer's gradients
-# first, and DDP reduces a full bucket *while* backward goes on. From the second step on a bucket
-# closes with the tensor that fills it: by default the first at 1 MiB, others at 25 MiB.
+# Backward makes the last layer's gradients first, and DDP reduces a full bucket *while* backward goes on. By default the first is
+# full at 1 MiB, others at 25 MiB.
 #
-# The picture predicts ResNet-50 on eight A100s under AMP (automatic mixed precision). Assumed: backward takes two thirds of
-# NVIDIA's published step, each layer its share of the FLOPs, and each GPU has a link of its own at *line rate*, the rate of its standard.
-# Hatched is what backward does not hide.
+# What does that hide? Laptops are noisy: here layers and link *sleep*. In backward each of four layers sleeps 50 ms and makes
+# 1 MiB of gradients. The link sleeps 40 ms a MiB: it is a **comm hook**, which DDP calls with each full bucket. A bucket begins
+# when it is full and the link is free. **Predict** how long backward takes with four buckets, with one all-reduce, and at half
+# the rate.
 
 # %%
-published = [row for row in table("nvidia_resnet50") if row["gpu"] == "A100-80GB"]
-speeds = {name: [float(row[column]) for row in published]  # images a second of one GPU, of eight
-          for name, column in (("TF32", "fp32_or_tf32_images_s"), ("AMP", "mixed_images_s"))}
-IMAGES, GPUS = 256, 8  # images on each
-backward_seconds = 2 / 3 * IMAGES / speeds["AMP"][0]
-buckets = sending.buckets_of(partial(resnet, 50, stem="imagenet", num_classes=1000), (1, 3, 224, 224))
-show(figures.draw_buckets(buckets, backward_seconds=backward_seconds, ranks=GPUS, title="ResNet-50 on eight A100s, AMP: when DDP's five buckets travel"),
-     alt="Backward as a bar in five parts, and a lane for each of three links. On PCIe and on Ethernet 25G four buckets travel while "
-     "backward goes on, and only the fifth after it. At half of Ethernet's rate the end of the third and the last two are left.")
+def slow_link(seconds_per_byte, sent):
+    link = ThreadPoolExecutor(1)  # one bucket at a time
+
+    def send(tensor, reduced):
+        begin = time.perf_counter()
+        time.sleep(seconds_per_byte * tensor.nbytes)
+        dist.all_reduce(tensor)
+        sent.append((begin, time.perf_counter()))
+        reduced.set_result(tensor / dist.get_world_size())
+
+    def hook(_, bucket):
+        link.submit(send, bucket.buffer(), reduced := torch.futures.Future())
+        return reduced  # backward goes on; its end waits for all of them
+
+    return hook
+
+# %% jupyter={"source_hidden": true}
+def backward_over(ms_per_mib, calls):
+    model = DistributedDataParallel(sending.sleepy_layers(4, seconds_per_item=0.05 / 4), bucket_cap_mb=4 / calls)  # of four items
+    model.register_comm_hook(None, slow_link(ms_per_mib / 1e3 / MIB, sent := []))
+    return sending.timed_backward(model, sent)
+
+def predicted_seconds(ms_per_mib, calls):
+    full = [sending.Bucket(4 * MIB // calls, call / calls) for call in range(1, calls + 1)]
+    return sending.timetable(full, 0.2, 2, 1e3 * MIB / ms_per_mib)[-1][1]  # two ranks
+
+WAYS = {"four buckets": (40, 4), "one all-reduce": (40, 1), "four buckets, half the rate": (80, 4), "one all-reduce, half the rate": (80, 1)}
+backwards = run(2, {name: partial(backward_over, *how) for name, how in WAYS.items()})
+for name, how in WAYS.items():
+    print(f"{name:<30} {1e3 * predicted_seconds(*how):.0f} ms ({Evidence.PREDICTED}), {1e3 * backwards[name].seconds:.0f} ms ({Evidence.MEASURED})")
+assert len({each.gradient for each in backwards.values()}) == 1, "another order of sending, the same gradient"
+show(figures.draw_overlap(backwards, title="Layers sleep 50 ms each, the link 40 or 80 ms a MiB", device="CPU, two ranks"),
+     alt="Backward in four parts. Four buckets: three are sent beside backward, the last one after it. One all-reduce begins when backward "
+     "is over. At half the rate buckets queue, and more than two of four are sent after backward.")
 
 # %% [markdown]
-# **Read it.** The last layer fills bucket 1 almost at once; bucket 5 is full when backward ends, so it always shows. On a slow
-# link buckets queue. Smaller ones (`bucket_cap_mb`) leave earlier, but take more calls.
-#
-# Does a real DDP send during backward? The small ResNet, with a cap of 0.25 MiB:
-
-# %%
-backwards = run_ranks(sending.profile_backwards, 2, data[:BATCH], 0.25)[0]
-fastest = min(backwards, key=lambda each: each.until_sent_seconds)  # the least disturbed of nine
-assert sum(fastest.bucket_bytes) == 4 * P, "not all gradients"
-print(f"rank 0 of two: backward takes {1e3 * fastest.layers_seconds:.0f} ms ({Evidence.MEASURED} on CPU, 1 thread a rank)")
-fastest.table()
-
-# %% [markdown]
-# **Read it.** It does: the first all-reduces end before backward.
+# **Read it.** The rule holds. One all-reduce hides nothing. While the link keeps up, buckets hide all but the last one: 120 of
+# 160 ms (predicted). At half the rate they queue, and 170 of 320 ms show.
 #
 # ### Accumulation, and `no_sync`
 #
 # A batch too large for memory is taken in **micro-batches**, whose gradients add up for one step. DDP sends in *every*
-# backward; `no_sync()` keeps it quiet until the last.
-
+# backward; `no_sync()` keeps it quiet until the last. Must it enclose the forward, too?
 
 # %% tags=["nbval-check-output"]
 def payload_of_four_parts(forward_quiet, backward_quiet):
@@ -352,7 +335,7 @@ for inside, payload_bytes in run_ranks(lambda: {name: payload_of_four_parts(*qui
     print(f"in no_sync: {inside:<21} {payload_bytes:>9,} bytes a step, {payload_bytes / (4 * P):.0f} x 4 P")
 
 # %% [markdown]
-# The *forward* counts: there DDP decides whether its backward will send.
+# It must: in the forward DDP decides whether its backward will send.
 #
 # ## 4. Where the equality ends
 #
@@ -360,30 +343,28 @@ for inside, payload_bytes in run_ranks(lambda: {name: payload_of_four_parts(*qui
 #
 # ### The last uneven batch
 #
-# `DistributedSampler` deals items out like cards:
+# All ranks must take as many steps: one that waits alone in an all-reduce
+# [fails after minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
+# So `DistributedSampler` repeats items, or leaves some out.
+#
+# **Question.** 1,003 items over 8 ranks, padded: how many items of an epoch are repeats?
 
 # %% tags=["nbval-check-output"]
 for drop_last in (False, True):
     samplers = [DistributedSampler(range(10), 4, rank, shuffle=False, drop_last=drop_last) for rank in range(4)]
     print(f"{'drop_last' if drop_last else 'padded':<10}", *(list(sampler) for sampler in samplers))
 
-# %% [markdown]
-# **Read it.** All ranks must take as many steps: one that waits alone in an all-reduce fails, after
-# [10 minutes with NCCL and 30 with gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
-# So the sampler starts over: items 0 and 1 count double. Without
-# `sampler.set_epoch(epoch)` each epoch has the first one's order.
-#
-# **Question.** 1,003 items over 8 ranks, padded: how many items of an epoch are repeats?
-
-# %%
 repeated_items = ...
 check("04.repeated_items", repeated_items)
 
 # %% [markdown]
+# **Read it.** Padded, items 0 and 1 count double; with `drop_last` 8 and 9 are left out. `sampler.set_epoch(epoch)` makes another
+# order in each epoch.
+#
 # ### A mean over tokens
 #
-# A language model's loss is a mean over *tokens*, of *all* micro-batches of *all* ranks. `by_tokens` divides the sum of
-# losses by the number of those tokens. It multiplies by $N$, since DDP divides by $N$. The two other rules take means of means:
+# A language model's loss is a mean over *tokens*, of all micro-batches of all ranks. `by_tokens` divides the sum of losses by their
+# number, and multiplies by $N$, since DDP divides by $N$. The other rules take means of means:
 
 # %%
 def mean_of_means(model, mine):
@@ -396,6 +377,7 @@ def mean_of_shares(model, mine):  # right within a rank
 def by_tokens(model, mine):
     accumulated_backward(model, mine, summed_loss, lambda text: len(text[1]))
 
+# %%
 token_errors = errors_of(mean_of_means, mean_of_shares, by_tokens)
 print("one linear layer; tokens of each micro-batch, rank 0 and 1:", *TOKENS)
 print(*(f"{name:<15} gradient wrong by {error:.0e} of its norm" for name, error in token_errors.items()), sep="\n")
@@ -403,29 +385,18 @@ assert token_errors.pop("by_tokens") < 1e-12 < 0.05 < min(token_errors.values())
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> transformers fixed this mistake
-# <a href="https://github.com/huggingface/transformers/pull/34191">within a process</a> in October 2024, and across devices
-# <a href="https://github.com/huggingface/transformers/pull/39395">by default</a> since 4.54.</div>
+# <a href="https://github.com/huggingface/transformers/pull/34191">within a process</a> in October 2024, across devices
+# <a href="https://github.com/huggingface/transformers/pull/39395">since 4.54</a>.</div>
 #
 # ### Batch norm looks at its own share
 #
-# On four ranks batch norm sees a quarter. Below, one process takes whole batches, another the sampler's quarters.
-
+# A rank's batch norm sees a quarter. Below, one process takes whole batches, another quarters.
 
 # %%
-def quarter_by_quarter(model):
-    whole = model.forward
-
-    def forward(images):
-        parts = [whole(images[rank::4]) for rank in range(4)]  # every fourth image
-        return torch.stack(parts, dim=1).flatten(0, 1)  # back into the batch's order
-
-    model.forward = forward
-    return model
-
 BATCH_NORM = partial(NARROW, norm="batch", steps=3)
-one_process = run(1, {"whole": partial(BATCH_NORM, unchanged), "quarters": partial(BATCH_NORM, quarter_by_quarter)})
+by_parts = run(1, {"whole": partial(BATCH_NORM, unchanged), "quarters": partial(BATCH_NORM, training.quarter_by_quarter)})
 ranks = run_ranks(partial(BATCH_NORM, DistributedDataParallel), 4)
-from_whole, from_quarters = (largest_difference(ranks[0].losses, each.losses, 3) for each in one_process.values())
+from_whole, from_quarters = (largest_difference(ranks[0].losses, each.losses, 3) for each in by_parts.values())
 print(f"losses of four ranks, relative: {from_whole:.0e} from whole batches, {from_quarters:.0e} from quarters (fp64)")
 print("running statistics after 3 steps, summed, rank 0 to 3:", *(f"{report.buffers:.4f}" for report in ranks))
 print(ranks[0].sent)
@@ -434,13 +405,13 @@ assert from_quarters < 1e-12 < 1e-3 < from_whole, "four ranks should follow the 
 # %% [markdown]
 # **Read it.** Four ranks follow the quarters. DDP broadcasts *rank 0's* running statistics before each forward, then each
 # rank updates its own: evaluate and save rank 0's. Below 16 images a GPU ([Wu and He](https://arxiv.org/abs/1803.08494), figure 1)
-# take `SyncBatchNorm`, which normalizes by the whole batch.
+# take `SyncBatchNorm`.
 #
 # ## 5. Is it faster? Scaling efficiency
 #
 # **Speed-up** is the images a second of $N$ ranks over those of one; **efficiency** is speed-up over $N$. NVIDIA
-# published ResNet-50, 256 images a GPU, in TF32 and under AMP. How much of what eight A100s
-# lose can bytes explain?
+# published ResNet-50, 256 images a GPU, in TF32 and under AMP (automatic mixed precision). Do bytes explain what
+# eight A100s lose?
 #
 # **Question.** Under AMP a step sends `"half"` the bytes of gradients, or the `"same"`? Why?
 
@@ -448,162 +419,129 @@ assert from_quarters < 1e-12 < 1e-3 < from_whole, "four ranks should follow the 
 payload_under_amp = ...
 check("04.bytes_under_amp", payload_under_amp)
 
+# %% [markdown]
+# Section 3's rule predicts what shows; a bucket takes $2(N-1)/N$ of its bytes over the rate. Assumed: each GPU has its own link at
+# its standard's rate; backward takes two thirds of the step, each layer its share of the FLOPs.
+
 # %% tags=["nbval-check-output"]
+speeds = scenarios.published_speeds()  # images a second of one GPU, of eight
+IMAGES, GPUS = 256, 8  # images on each
 for name, (lone, eight) in speeds.items():
     print(f"{name:<4} step {1e3 * IMAGES / lone:.0f} ms on one A100, {1e3 * (GPUS * IMAGES / eight - IMAGES / lone):.1f} ms more on eight:",
           f"speed-up {eight / lone:.2f}, efficiency {eight / lone / GPUS:.0%} (published)")
 print("published:", source("nvidia_resnet50").partition(" @")[0])
+backward_seconds = 2 / 3 * IMAGES / speeds["AMP"][0]
+buckets = sending.buckets_of(partial(resnet, 50, stem="imagenet", num_classes=1000), (1, 3, 224, 224))
+print(f"buckets, and when they are full in {1e3 * backward_seconds:.0f} ms of backward:",
+      *(f"{each.payload_bytes / MIB:.1f} MiB at {1e3 * each.ready_share * backward_seconds:.0f} ms" for each in buckets), sep="  ")
 
 def at_worst(name):  # sending that hides behind nothing
-    gradients_bytes = sum(bucket.payload_bytes for bucket in buckets)
-    return 2 * (GPUS - 1) / GPUS * gradients_bytes / link(name).link_bytes_per_second
+    return 2 * (GPUS - 1) / GPUS * sum(bucket.payload_bytes for bucket in buckets) / link(name).link_bytes_per_second
 
-def shows_ms(name, rate):  # by how much AMP's step grows: what is left of sending when backward is over
-    spans = sending.timetable(buckets, backward_seconds, GPUS, rate * link(name).link_bytes_per_second)
-    return 1e3 * max(0.0, spans[-1][1] - backward_seconds)
+def shows_ms(name, rate, backward):  # by how much AMP's step grows: what is left of sending when backward is over
+    spans = sending.timetable(buckets, backward * backward_seconds, GPUS, rate * link(name).link_bytes_per_second)
+    return f"{1e3 * max(0.0, spans[-1][1] - backward * backward_seconds):.1f}"
 
-links = ("NVLink 3", "PCIe 4 x16", "Ethernet 100G", "Ethernet 25G")
-shown = {"all sending, line rate": [f"{1e3 * at_worst(name):.1f}" for name in links]}
-for said, rate in {"line rate": 1, "half of it": 0.5, "double of it": 2}.items():
-    shown[f"not hidden, {said}"] = [f"{shows_ms(name, rate):.1f}" for name in links]
+links, HOW = ("NVLink 3", "PCIe 4 x16", "Ethernet 100G", "Ethernet 25G"), {"as assumed": (1, 1), "half the rate": (0.5, 1), "double the rate": (2, 1), "half the backward": (1, 0.5)}
+shown = {f"not hidden, {said}": [shows_ms(name, *how) for name in links] for said, how in HOW.items()}
+shown = {"all sending": [f"{1e3 * at_worst(name):.1f}" for name in links]} | shown
 pd.DataFrame(shown, links).rename_axis(columns="ms a step (predicted, eight A100s, AMP)")
 
 # %% [markdown]
-# **Read it.** Inside one machine, on NVLink, all sending takes 0.6 ms even where nothing hides it. Eight
-# GPUs lose 9.6 and 19.6 ms: bytes do not explain that. By
-# [NVIDIA's settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml) one
-# GPU also takes eight batches for an optimizer step, eight take one each. On a slow link bytes count: at 25 Gbit/s they add 5.4 ms
-# to AMP's 104 ms, at half of that rate 45.4 ms.
+# **Read it.** On NVLink all sending takes 0.6 ms, hidden or not. Eight GPUs lose 9.6 ms in TF32 and 19.6 ms under AMP: bytes do
+# not explain that. At 25 Gbit/s the answer hangs on the assumptions: between 2.7 and 45.4 ms show beside AMP's 104 ms.
 #
 # ### Why is it slow?
 #
-# Take a step apart, on every rank. In `no_sync` it sends nothing: that is *computing*. What a whole step takes beyond the
-# **slowest** rank's computing is *DDP's part*: copies, sending, noise. Below rank 1 sleeps. Which rows show it?
+# Each rank notes when it has its batch, when its last bucket is full (computing is over), and when all is sent. The same step on
+# all ranks then has four parts:
+#
+# | part | what it is | what helps |
+# |---|---|---|
+# | *loading* | until the last rank has its batch | more `num_workers` |
+# | *waiting* | from the first rank's last full bucket to the last rank's | equal shares and hardware |
+# | *DDP's part* | from there until all is sent | larger shares, `no_sync`, a faster link ([lesson 11](../advanced/11_links.ipynb)) |
+# | *fixed part* | twice the computing of half a share, less that of a share | larger shares |
+#
+# Each row below plants 50 ms a step (layers sleep again). **Predict** which part answers.
 
 # %%
-def seconds_of(part):
-    wait = torch.cuda.synchronize if my_device().type == "cuda" else (lambda: None)
-    wait()
-    start = time.perf_counter()
-    part()
-    wait()
-    return time.perf_counter() - start
-
-def take_apart(slow_seconds):
-    model = DistributedDataParallel(small_resnet(width=8).to(my_device()))
-    batches = iter(sharded_loader(data, BATCH))
-    share, whole = ([part.to(my_device()) for part in batch] for batch in (next(batches), data[:BATCH]))
-
-    def step(batch, quiet):
-        with model.no_sync() if quiet else contextlib.nullcontext():
-            loss = F.cross_entropy(model(batch[0]), batch[1])
-            time.sleep(slow_seconds * dist.get_rank())
-            loss.backward()
-
-    return sending.in_turns(seconds_of, {  # a warm-up round, then the fastest of 15
-        "loading": lambda: next(batches), "computing": lambda: step(share, True),
-        "the whole step": lambda: step(share, False), "computing all 64": lambda: step(whole, True)})
-
+def take_apart(model, loader, loss_of, send=allreduce_hook, rounds=12):
+    device, batch, full, rows, batches = next(model.parameters()).device, None, [], [], iter(loader)
+    now = partial(moment, device)  # on a GPU an event: it is still at what Python asked for earlier
+    model.register_comm_hook(None, lambda _, bucket: full.append(now()) or send(None, bucket))
+    for number in range(2 * rounds):
+        halved = number >= rounds  # half of a share, and nothing is sent
+        dist.barrier()
+        begin, batch, loaded = now(), batch if halved else [part.to(device) for part in next(batches)], now()
+        with model.no_sync() if halved else contextlib.nullcontext():
+            loss_of(model, [part[::2] for part in batch] if halved else batch).backward()
+        rows.append([begin, loaded, now() if halved else full[-1], now()])
+    return parts_of(rows)  # gathers all ranks'
 
 # %%
-PLANTED, columns = {"nothing": 0.0, "rank 1 sleeps 0.1 s": 0.1}, {}
-for planted in PLANTED:
-    parts = run_ranks(take_apart, 2, PLANTED[planted])
-    slowest = max(mine["computing"] for mine in parts)
-    for rank, mine in enumerate(parts):
-        mine |= {"waits for the slowest": slowest - mine["computing"], "DDP's part": mine["the whole step"] - slowest}
-        columns[planted, f"rank {rank}"] = {name: format_seconds(s) if s > 0 else "not seen" for name, s in mine.items()}
-pd.DataFrame(columns).rename_axis(columns=["planted", str(Evidence.MEASURED)])
+def planted(fault):
+    def loss_of(model, batch):
+        time.sleep(0.05 * (fault == "every forward" or (fault == "rank 1's forward" and dist.get_rank() == 1)))
+        return model(batch[0]).square().mean()
+
+    def late(loader):
+        for batch in loader:
+            time.sleep(0.05 * (fault == "the loader"))
+            yield batch
+
+    model = DistributedDataParallel(sending.sleepy_layers(1, seconds_per_item=0.001))  # one bucket, of 1 MiB
+    send = slow_link(0.05 / MIB, []) if fault == "the link" else allreduce_hook
+    return take_apart(model, late(sharded_loader(sending.sleepy_data(16 * BATCH), BATCH)), loss_of, send)
+
+FAULTS = ("nothing", "the loader", "rank 1's forward", "the link", "every forward")
+parts = run(2, {fault: partial(planted, fault) for fault in FAULTS})
+table_of_parts(parts).rename_axis(columns=f"ms a step, {Evidence.MEASURED}: median (middle half)")
 
 # %% [markdown]
-# **Read it.** Rank 1's *computing* shows it, and rank 0 waits as long. The rest is mostly noise in so small a model. On your
-# GPUs ([lesson 11](../advanced/11_links.ipynb)) look for:
-#
-# | cause | it shows as | what helps |
-# |---|---|---|
-# | data loading | *loading* beside *computing* | more `num_workers` |
-# | a slow rank | one rank's *computing* stands out | equal shares and hardware |
-# | all-reduce | *DDP's part*, near a ring's time | larger shares, `no_sync`, a faster link |
-# | small shares | *computing* near *computing all 64* everywhere | larger shares |
+# **Read it.** Each part answers its own fault, and *waiting* names the slow rank. At work take `take_apart` and
+# `sources/beginner/04_four_ranks/taking_apart.py`, with a model that you throw away (the hook stays), and read the largest part.
 #
 # ## 6. The scenarios as asked
 #
-# *"Scale our ResNet from one process to four GPUs: DDP, then DDP with mixed precision. Epoch time and memory before and
-# after each step."* Weak scaling, 256 images a GPU. `simulate` runs the code without data, for A100s;
-# NCCL's buffers, cuDNN's workspace and the CUDA context come on top. AMP is bf16 here, fp16 at NVIDIA.
-
+# *"Scale our ResNet to four GPUs: DDP, then mixed precision. Time and memory?"*
+# The bet kept the batch of all ranks (**strong scaling**); here each GPU keeps 256 images (**weak scaling**). `simulate` runs a
+# step without data, for A100s; NCCL's and cuDNN's buffers and the CUDA context come on top.
 
 # %%
-def build(ranks):
-    model = resnet(50, stem="imagenet", num_classes=1000)
-    parallel = DistributedDataParallel(model) if ranks > 1 else model  # batch norm, as in NVIDIA's run
-    return parallel, torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
-
-def resnet_step(model, optimizer, mixed=False, images=IMAGES):
-    optimizer.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        loss = F.cross_entropy(model(torch.randn(images, 3, 224, 224)), torch.randint(1000, (images,)))
-    loss.backward()
-    optimizer.step()
-
-
-# %% jupyter={"source_hidden": true}
 CASES = {"one GPU": (1, "TF32"), "four GPUs, DDP": (4, "TF32"), "four GPUs, DDP + AMP": (4, "AMP")}
-asked, peaks_bytes = [], []
-for name, (gpus, kind) in CASES.items():
-    found = simulate(lambda: build(gpus), lambda m, o: resnet_step(m, o, kind == "AMP"), device="A100 80GB", world=gpus,
-                     items=IMAGES, unit="images", name=name)
-    payload = sum(t.payload_bytes for t in found.traffic if t.collective == "all-reduce")
-    assert payload == (sum(b.payload_bytes for b in buckets) if gpus > 1 else 0), "the all-reduce should carry every gradient once"
-    calls = sum(t.calls for t in found.traffic if t.collective == "all-reduce")
-    assert calls == (len(buckets) if gpus > 1 else 0), "section 3's picture should have DDP's buckets"
-    lone, eight = speeds[kind]
-    best = 1_281_167 / lone / gpus / 60  # ImageNet's training images
-    minutes = f"{best:.1f} (from published speed)" if gpus == 1 else f"{best:.1f} to {best * 8 * lone / eight:.1f} (predicted)"
-    asked.append({"": name, "arithmetic": kind, "peak a GPU (simulated)": format_bytes(found.peak_bytes),
-                  "payload a step (simulated)": format_bytes(payload), "minutes an epoch": minutes})
-    peaks_bytes.append(found.peak_bytes)
-bet = simulate(lambda: build(4), partial(resnet_step, images=IMAGES // 4), device="A100 80GB", world=4, name="the bet")
-print(f"The bet: one GPU takes {IMAGES} images, or each of four {IMAGES // 4} under DDP: {format_bytes(bet.peak_bytes)} a GPU,",
-      f"{bet.peak_bytes / peaks_bytes[0]:.0%} of one GPU's peak ({Evidence.SIMULATED}, TF32)")
-pd.DataFrame(asked).set_index("")
+bet, asked = scenarios.asked(CASES, speeds, buckets, IMAGES)
+print(bet)
+asked
 
 # %% [markdown]
 # **Read it.** Four GPUs need little more each than one, and about a quarter of the time. AMP nearly halves the peak. Minutes
-# range from no loss to the efficiency of NVIDIA's eight; AMP's hold for channels-last (`--channels-last`). For ResNet-50 the bet's answer is 26%:
-# states and buckets are little beside activations.
+# range from no loss to that of NVIDIA's eight (AMP's with `--channels-last`). Your bet's answer is 26% here: states are little
+# beside activations.
 #
-# `train.py` measures *your* GPUs; `--size 224` takes nearly the table's memory. Compare images a second: its epoch is
-# CIFAR-10's. Time the loader: it resizes on the CPU.
+# *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Keep batch, rate and schedule: `train.py` takes the same images in
+# each step. With `--size 224` it measures the table on *your* GPUs: compare images a second.
 
 # %%
-here.write_script("train.py", script_text())
-
-# %% jupyter={"source_hidden": true}
+here.write_script("train.py", training.script_text())
 with scratch("lesson-04") as folder, contextlib.chdir(folder):  # it saves model.pt where it is started
-    printed = run_script(here.root / "build/lesson-04/train.py", 2, "--network", "resnet18", "--epochs", "1", "--fake")
-told, loaded = (line.rpartition("accuracy ")[2] for line in printed.splitlines() if "accuracy" in line)
-assert told == loaded, "what was saved is not what was judged"
-print(f"model.pt, judged by two ranks and by one process that loaded it: the same {told} (one step on generated images)")
-
-# %% [markdown]
-# *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Keep batch, rate and schedule. `train.py` then takes
-# the same images in each step: batch norm and rounding aside, losses stay.
+    printed = training.run_script(here.root / "build/lesson-04/train.py", 2, "--network", "shufflenet_v2_x0_5", "--epochs", "1", "--fake")
+pd.DataFrame({f"accuracy ({Evidence.MEASURED})": training.judged_twice(printed)}, ["judged by two ranks", "model.pt, loaded by one process"])
 
 # %% [markdown]
 # ## Recap
 #
-# - **The same model.** One broadcast, then averaged gradients, where shares weigh the same and nothing looks
+# - **The same model.** Equal starts and averaged gradients make them one model, where shares weigh the same and nothing looks
 #   across the batch.
 # - **Memory.** Only activations are divided; [lesson 09](../intermediate/09_sharding.ipynb) divides the states.
-# - **Bytes.** Each step reduces every gradient, $4P$ bytes in fp32. A fast link hides that behind backward, a slower one less.
+# - **Time.** Every gradient is sent in each step, $4P$ bytes of payload: while the link keeps up with backward, only the last ones
+#   cost time.
 #
-# **Test yourself.** Eight GPUs are only three times as fast as one. How do you find out why?
+# **Test yourself.** Eight GPUs are three times as fast as one. How do you find out why?
 #
 # <details><summary>Answer</summary>
 #
-# Take a step apart as in section 5. Compare DDP's part with a ring's time. If computing hardly fell, shares
-# are too small.
+# Take a step apart as in section 5: read the largest part.
 #
 # </details>
 #
@@ -613,10 +551,11 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # %% [markdown]
 # ## On Monday
 #
-# You have `model`, `dataset`, `batch_size` and `accumulate`. Before the optimizer is made:
+# Before the optimizer is made:
 #
 # ```python
-# # batch_size: items of all ranks in one optimizer step. accumulate: the micro-batches that each rank takes for it, 1 or more
+# # You have model, dataset, batch_size (items of all ranks in one optimizer step),
+# # and accumulate (micro-batches that each rank takes for it, 1 or more)
 # import contextlib
 # import copy
 # import os
@@ -639,7 +578,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # loader = DataLoader(dataset, batch_size // (ranks * accumulate), sampler=sampler, drop_last=True)  # and your other arguments
 # ```
 #
-# Test your loss, a mean over items, on a copy in fp64:
+# Test your loss, a mean over items:
 #
 # ```python
 # def gradient_difference():  # holds five fp64 copies of the parameters for a moment
@@ -662,7 +601,7 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # print(f"rank {rank}: gradients {apart:.0e} apart")  # right: 1e-12 or less; a wrong rule: many orders more
 # ```
 #
-# For a mean over tokens take this one, and `accumulate = 1` (for more: lab exercise 4):
+# For a mean over tokens, with `accumulate = 1` (more: lab exercise 4):
 #
 # ```python
 # import torch.nn.functional as F
@@ -675,7 +614,17 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 #     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") * ranks / total
 # ```
 #
-# Then train, or go on where a run stopped:
+# Record a step, and open it in [Perfetto](https://ui.perfetto.dev):
+#
+# ```python
+# for _ in range(3):  # in the second step DDP orders its buckets
+#     with torch.profiler.profile() as profile:
+#         loss_of(model, [part.to(device) for part in next(iter(loader))]).backward()
+# profile.export_chrome_trace(f"step-{rank}.json")  # look for "all_reduce", beside backward or after it
+# model.zero_grad()
+# ```
+#
+# Train, or go on where a run stopped:
 #
 # ```python
 # # You choose `epochs`, and `amp` (True: bf16)
@@ -706,9 +655,8 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # dist.destroy_process_group()
 # ```
 #
-# Evaluate `model.module` in parts: ranks that wait may reach their time-out. At *Expected
-# to have finished reduction*, `TORCH_DISTRIBUTED_DEBUG=DETAIL` names the parameter without a gradient. Use, freeze or drop it;
-# `find_unused_parameters=True` comes last: it walks the graph each step.
+# Evaluate in parts: ranks that wait may time out. At *Expected
+# to have finished reduction*, `TORCH_DISTRIBUTED_DEBUG=DETAIL` names the parameter without a gradient: use, freeze or drop it.
 #
 # With transformers' `Trainer`:
 #
@@ -723,5 +671,5 @@ print(f"model.pt, judged by two ranks and by one process that loaded it: the sam
 # trainer.train()
 # ```
 #
-# It averages over all ranks' tokens only where `trainer.model_accepts_loss_kwargs`. Start either with
+# It averages over all ranks' tokens only where `trainer.model_accepts_loss_kwargs`, or with a `compute_loss_func`. Start either with
 # `torchrun --nproc-per-node=4 train.py`.

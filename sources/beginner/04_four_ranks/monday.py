@@ -74,6 +74,16 @@ def block_3(text: str) -> None:
 
 
 def block_4(text: str) -> None:
+    """A recorded step of each rank, in which it sends, and no gradients left."""
+    with tempfile.TemporaryDirectory() as folder:
+        left = run_ranks(_recorded, 2, text, folder)
+        assert left == [0, 0], "gradients are left"
+        for rank in (0, 1):
+            trace = Path(folder, f"step-{rank}.json").read_text(encoding="utf-8")
+            assert "all_reduce" in trace, "the file does not show what is sent"
+
+
+def block_5(text: str) -> None:
     """The loop: accumulates one process's step, goes on where it stopped; faults of a loop stop it."""
     with tempfile.TemporaryDirectory() as folder:
         saved = run_ranks(_looped, 2, text, folder, 1)[0]
@@ -83,11 +93,11 @@ def block_4(text: str) -> None:
         resumed = run_ranks(_looped, 2, text, folder, 2)[0]
     assert resumed["epoch"] == 1, "the second start did not go on after the first's epoch"
     torch.testing.assert_close(resumed["model"], _steps_alone(2))
-    for fault, words in (("around", "rank 0's\": 1"), ("whole", "of the items': 2")):
+    for fault, words in (("around", "than rank 0': 1"), ("whole", f"again': {ITEMS}")):
         assert all(words in said for said in run_ranks(_stopped, 2, text, fault)), fault
 
 
-def block_5(text: str) -> None:
+def block_6(text: str) -> None:
     """Trainer: two ranks log the loss of one process's batch, and take its step."""
     found = run_ranks(_by_trainer, 2, text)
     assert torch.equal(found[0][1], found[1][1]), "the ranks hold different weights"
@@ -234,6 +244,15 @@ def _step(model: nn.Module, loader: DataLoader) -> None:
     for inputs, targets in loader:
         _loss(model, inputs.to(device), targets.to(device)).backward()
         optimizer.step()
+
+
+def _recorded(text: str, folder: str) -> int:
+    """How many parameters of this rank have a gradient after the block."""
+    model = DistributedDataParallel(_model())
+    given = {"loader": DataLoader(_data(), 4), "loss_of": lambda net, part: _loss(net, *part)}
+    with contextlib.chdir(folder):
+        run_block(text, model=model, **given, **_made(torch.device("cpu")))
+    return sum(p.grad is not None for p in model.parameters())
 
 
 def _by_trainer(text: str) -> tuple[float, Tensor]:

@@ -1,24 +1,32 @@
-"""How sending takes its time: parts of a step in turns, backwards of DDP recorded, and buckets predicted."""
+"""How sending takes its time: buckets predicted, and the backward of layers that sleep, timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
-from utils.models import small_resnet
-from utils.traffic.counter import traffic
 from utils.units import MIB
 
-__all__ = ["Backward", "Bucket", "buckets_of", "in_turns", "profile_backwards", "timetable"]
+__all__ = [
+    "Backward",
+    "Bucket",
+    "buckets_of",
+    "sleepy_data",
+    "sleepy_layers",
+    "timed_backward",
+    "timetable",
+]
 
 FIRST_CAP_BYTES, CAP_BYTES = MIB, 25 * MIB  # DDP's defaults: of the first bucket, of the others
+SIDE = 512  # of a layer that sleeps: 512 x 512 numbers in fp32 are 1 MiB
+ITEMS = 4  # of a backward that is timed
 Seconds = tuple[float, float]
 
 
@@ -30,32 +38,15 @@ class Bucket(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """One backward of rank 0: when its layers were computed, its all-reduces, the buckets' bytes."""
+    """One backward of this rank: how long it took, when its layers slept, when its buckets were sent.
 
-    layers: Seconds
-    reduces: list[Seconds]
-    bucket_bytes: list[int]
+    Moments are seconds since it began; `gradient` is the sum of all gradients.
+    """
 
-    @property
-    def until_sent_seconds(self) -> float:
-        """From the first layer until all is computed and sent: the shorter, the less disturbed."""
-        return max(self.layers[1], self.reduces[-1][1]) - self.layers[0]
-
-    @property
-    def layers_seconds(self) -> float:
-        """From the first layer to the last."""
-        return self.layers[1] - self.layers[0]
-
-    def table(self) -> pd.DataFrame:
-        """A row a bucket: its size, and when its all-reduce began and ended, in ms of this backward."""
-        rows = []
-        for size, span in zip(self.bucket_bytes, self.reduces, strict=True):
-            begins, ends = (1e3 * (moment - self.layers[0]) for moment in span)
-            left = 1e3 * (self.layers[1] - span[1])
-            said = f"{left:.1f} ms before" if left > 0 else f"{-left:.1f} ms after"
-            row = {"bucket, KiB": f"{size / 1024:.0f}", "begins, ms": f"{begins:.1f}"}
-            rows.append(row | {"ends, ms": f"{ends:.1f}", "beside backward's end": said})
-        return pd.DataFrame(rows, range(1, len(rows) + 1)).rename_axis("all-reduce")
+    seconds: float
+    layers: list[Seconds]
+    sent: list[Seconds]
+    gradient: float
 
 
 def buckets_of(make: Callable[[], nn.Module], shape: Sequence[int]) -> list[Bucket]:
@@ -101,62 +92,82 @@ def timetable(
     return spans
 
 
-def profile_backwards(batch: Sequence[Tensor], bucket_cap_mb: float) -> list[Backward]:
-    """On each rank: nine backwards of DDP, recorded."""
-    model = DistributedDataParallel(small_resnet(), bucket_cap_mb=bucket_cap_mb)
-    images, labels = batch
+class _Sleep(torch.autograd.Function):
+    """Nothing in forward, a sleep in backward: computing that no other process disturbs."""
 
-    def step() -> None:
-        F.cross_entropy(model(images), labels).backward()
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, seconds_per_item: float, slept: list[Seconds]) -> Tensor:
+        ctx.seconds, ctx.slept = len(inputs) * seconds_per_item, slept
+        return inputs.clone()
 
-    for _ in range(2):  # after the first backward DDP orders its buckets anew
-        step()
-    with traffic() as sent:
-        step()
-    sizes = [row.payload_bytes for row in sent.collectives]
-    found = [_profiled(step, sizes) for _ in range(9)]
-    # On a busy machine a profile lacks an all-reduce now and then: only whole ones count.
-    return [each for each in found if len(each.reduces) == len(sizes)]
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        begin = time.perf_counter()
+        time.sleep(ctx.seconds)
+        ctx.slept.append((begin, time.perf_counter()))
+        return gradients[0], None, None
 
 
-def _profiled(step: Callable[[], None], bucket_bytes: list[int]) -> Backward:
-    dist.barrier()  # ranks begin together
-    with torch.profiler.profile() as profile:
-        step()
-    events = [
-        (event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
-        for event in profile.events() or ()
-    ]
-    # A gradient's accumulation runs DDP's hook as well, and that may wait: it is no layer.
-    layers = [
-        (start, end)
-        for name, start, end in events
-        if name.startswith("autograd::engine::evaluate_function") and "AccumulateGrad" not in name
-    ]
-    reduces = sorted((start, end) for name, start, end in events if name == "gloo:all_reduce")
-    whole = min(start for start, _ in layers), max(end for _, end in layers)
-    return Backward(whole, reduces, bucket_bytes)
+class _SleepyLayer(nn.Module):
+    def __init__(self, seconds_per_item: float, slept: list[Seconds]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(SIDE, SIDE, bias=False)
+        self.seconds_per_item, self.slept = seconds_per_item, slept
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _Sleep.apply(self.linear(inputs), self.seconds_per_item, self.slept)  # type: ignore[no-any-return]
 
 
-def in_turns(
-    seconds_of: Callable[[Callable[[], object]], float],
-    parts: Mapping[str, Callable[[], object]],
-    rounds: int = 15,
-) -> dict[str, float]:
-    """The fastest seconds of each part, on this rank. All ranks begin together.
+class _SleepyLayers(nn.Sequential):
+    def __init__(self, count: int, seconds_per_item: float) -> None:
+        slept: list[Seconds] = []
+        super().__init__(*(_SleepyLayer(seconds_per_item, slept) for _ in range(count)))
+        self.slept = slept
 
-    In turns, and the fastest of the rounds: what else the machine does only adds. The first round
-    warms up.
+
+def sleepy_layers(count: int, seconds_per_item: float) -> nn.Sequential:
+    """Linear layers of 1 MiB, each of which sleeps in backward before it makes its gradient.
+
+    Their weights are the same in each call. They take `SIDE` numbers an item.
 
     Args:
-        seconds_of: how a part is timed.
-        parts: by name.
+        count: of the layers.
+        seconds_per_item: that each one sleeps.
+    """
+    torch.manual_seed(0)
+    return _SleepyLayers(count, seconds_per_item)
+
+
+def sleepy_data(items: int) -> TensorDataset:
+    """Items for layers that sleep."""
+    return TensorDataset(torch.randn(items, SIDE))
+
+
+def timed_backward(
+    model: DistributedDataParallel, sent: list[Seconds], rounds: int = 4
+) -> Backward:
+    """The fastest backward of a few, of four items: what else the machine does only adds.
+
+    All ranks begin together. Two more come first: after the first one DDP orders its buckets anew.
+
+    Args:
+        model: DDP of `sleepy_layers`.
+        sent: where its hook notes when it sent.
         rounds: that count.
     """
-
-    def together(part: Callable[[], object]) -> float:
+    slept, found = model.module.slept, []
+    torch.manual_seed(dist.get_rank())
+    inputs = torch.randn(ITEMS, SIDE)
+    for _ in range(rounds + 2):
+        loss = model(inputs).square().mean()
+        model.zero_grad()
+        sent.clear()
+        slept.clear()
         dist.barrier()
-        return seconds_of(part)
-
-    timed = [{name: together(part) for name, part in parts.items()} for _ in range(rounds + 1)][1:]
-    return {name: min(each[name] for each in timed) for name in parts}
+        begin = time.perf_counter()
+        loss.backward()
+        seconds = time.perf_counter() - begin
+        layers, spans = ([(a - begin, b - begin) for a, b in noted] for noted in (slept, sent))
+        total = sum(p.grad.double().sum().item() for p in model.parameters() if p.grad is not None)
+        found.append(Backward(seconds, layers, spans, total))
+    return min(found[2:], key=lambda each: each.seconds)

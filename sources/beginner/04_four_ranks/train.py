@@ -37,7 +37,7 @@ def main(asked: argparse.Namespace) -> None:
     device = torch.device("cuda", local) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
-    torch.manual_seed(rank)  # dropout and augmentation differ; DDP broadcasts the start
+    torch.manual_seed(rank)  # dropout differs; DDP broadcasts the start
     if local > 0:
         dist.barrier()  # one rank of each machine downloads, and the others wait here
     train, test = (images(part, asked) for part in (True, False))
@@ -74,21 +74,25 @@ def main(asked: argparse.Namespace) -> None:
         seconds = time.perf_counter() - start
         for buffer in network.buffers():
             dist.broadcast(buffer, src=0)  # one model on all ranks: that which is saved
-        told = torch.stack([torch.tensor(mean, device=device), right(network, mine, device)])
+        told = torch.cat([torch.tensor([mean], device=device), judged(network, mine, device)])
         dist.all_reduce(told)  # all ranks call it, and one prints
         if rank == 0:
             peak = torch.cuda.max_memory_allocated() if gpu else 0
             print(
                 f"epoch {epoch}: loss of all ranks {told[0].item() / ranks:.3f}, {seconds:.1f} s of "
-                f"training, peak {peak / 2**30:.2f} GiB, accuracy {told[1].item() / len(test):.1%}",
+                f"training, peak {peak / 2**30:.2f} GiB, accuracy {told[1].item() / len(test):.1%}, "
+                f"test loss {told[2].item() / len(test):.4f}",
                 flush=True,
             )
             torch.save(network.state_dict(), "model.pt")
     if rank == 0:
         again = models.get_model(asked.network, num_classes=10).to(memory_format=layout).to(device)
         again.load_state_dict(torch.load("model.pt", map_location=device, weights_only=True))
-        share = right(again, test, device).item() / len(test)
-        print(f"model.pt, loaded by one process: accuracy {share:.1%}", flush=True)
+        right, loss = (judged(again, test, device) / len(test)).tolist()
+        print(
+            f"model.pt, loaded by one process: accuracy {right:.1%}, test loss {loss:.4f}",
+            flush=True,
+        )
     dist.barrier()
 
 
@@ -101,13 +105,16 @@ def images(train: bool, asked: argparse.Namespace) -> datasets.VisionDataset:
 
 
 @torch.no_grad()
-def right(model: nn.Module, share: Dataset, device: torch.device) -> torch.Tensor:
+def judged(model: nn.Module, share: Dataset, device: torch.device) -> torch.Tensor:
     model.eval()
-    found = [
-        (model(x.to(device)).argmax(1) == y.to(device)).sum() for x, y in DataLoader(share, 250)
-    ]
+    found = torch.zeros(2, device=device)  # right ones, and the sum of losses
+    for x, y in DataLoader(share, 250):
+        logits, y = model(x.to(device)), y.to(device)
+        found += torch.stack(
+            [(logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")]
+        )
     model.train()
-    return torch.stack(found).sum().float()
+    return found
 
 
 if __name__ == "__main__":

@@ -31,9 +31,11 @@ from .machine import my_device
 __all__ = [
     "Report",
     "gradient_difference",
+    "judged_twice",
     "largest_difference",
     "observe",
     "pictures",
+    "quarter_by_quarter",
     "run_script",
     "scaled_peak_bytes",
     "script_text",
@@ -120,6 +122,18 @@ def _on(device: torch.device, dtype: torch.dtype, batch: Sequence[Tensor]) -> Pa
     return batch[0].to(device, dtype), batch[1].to(device)
 
 
+def quarter_by_quarter(model: nn.Module) -> nn.Module:
+    """The model, which from now on looks at four ranks' shares of a batch one by one."""
+    whole = model.forward
+
+    def forward(images: Tensor) -> Tensor:
+        parts = [whole(images[rank::4]) for rank in range(4)]  # every fourth image
+        return torch.stack(parts, dim=1).flatten(0, 1)  # back into the batch's order
+
+    model.forward = forward  # type: ignore[method-assign]
+    return model
+
+
 def largest_difference(
     losses: Sequence[float], reference: Sequence[float], steps: int = 8
 ) -> float:
@@ -141,6 +155,18 @@ def script_text() -> str:
 def run_script(path: Path, ranks: int, *arguments: str) -> str:
     """Run a script on ranks as `torchrun` does, in processes that have torch already: what rank 0 prints."""
     return run_ranks(_as_torchrun_does, ranks, str(path), arguments, timeout_seconds=400)[0]
+
+
+def judged_twice(printed: str) -> list[str]:
+    """What the script printed of its model: judged by all ranks, and by one that loaded it.
+
+    Raises:
+        AssertionError: the two losses differ by more than rounding.
+    """
+    found = [line.partition("accuracy ")[2] for line in printed.splitlines() if "accuracy" in line]
+    two, alone = (float(said.rpartition(" ")[2]) for said in found)
+    assert abs(two - alone) < 1e-3 * alone, "what was saved is not what was judged"
+    return found
 
 
 def _as_torchrun_does(path: str, arguments: Sequence[str]) -> str:

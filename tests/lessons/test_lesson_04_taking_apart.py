@@ -1,0 +1,80 @@
+"""A step of DDP taken apart: each part tells its own fault, from the same steps of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from utils.lessons.lesson_04.taking_apart import (
+    WARM_UP,
+    moment,
+    parts_of,
+    parts_of_times,
+    table_of_parts,
+)
+from utils.ranks import run_ranks
+
+FAULTS = {"loading": "loading", "waiting": "waiting", "link": "DDP's part", "fixed": "fixed part"}
+
+
+def times(fault: str = "", seconds: float = 0.05, steps: int = 9) -> torch.Tensor:
+    """Two ranks that load for 1 ms, compute for 8 ms, half a share for 4 ms, and send for 2 ms."""
+    rows = []
+    for number in range(2 * steps):
+        halved, row = number >= steps, []
+        for rank in (0, 1):
+            loaded = 0.0 if halved else 0.001 + seconds * (fault == "loading")
+            full = loaded + (0.004 if halved else 0.008)
+            full += seconds * (fault == "fixed" or (fault == "waiting" and rank == 1))
+            row.append([0.0, loaded, full, full])
+        end = max(each[2] for each in row) + 0.002 + seconds * (fault == "link")
+        rows.append([[*each[:3], each[3] if halved else end] for each in row])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_the_parts_of_a_step_without_a_fault() -> None:
+    parts = parts_of_times(times())
+    for found, seconds in zip(parts[:4], (0.001, 0.0, 0.002, 0.0), strict=True):
+        assert len(found) == 9 - WARM_UP
+        torch.testing.assert_close(found, torch.full_like(found, seconds), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("fault", "answers"), FAULTS.items())
+def test_a_fault_shows_in_its_own_part_and_in_no_other(fault: str, answers: str) -> None:
+    clean, found = parts_of_times(times()), parts_of_times(times(fault))
+    table = table_of_parts({"nothing": clean, fault: found})
+    assert (
+        str(table.loc[fault, "grew most"]).startswith(answers)
+        and table.loc["nothing", "grew most"] == ""
+    )
+    grown = [float((b - a).median()) for a, b in zip(clean[:4], found[:4], strict=True)]
+    assert sorted(round(each, 9) for each in grown) == [0.0, 0.0, 0.0, 0.05]
+
+
+def test_the_slow_rank_is_named_and_its_sleep_is_no_fixed_part() -> None:
+    found = parts_of_times(times("waiting"))
+    assert found.slowest_rank == 1
+    table = table_of_parts({"nothing": parts_of_times(times()), "waiting": found})
+    assert table.loc["waiting", "grew most"] == "waiting, for rank 1"
+    assert found.fixed.abs().max() < 1e-12, "read on the fastest rank"
+
+
+def test_a_disturbed_step_leaves_the_median_and_widens_the_spread() -> None:
+    disturbed = times()
+    disturbed[5, :, 3] = 1.0
+    parts = parts_of_times(disturbed)
+    assert float(parts.ddps_part.median()) == pytest.approx(0.002)
+    assert float(parts.ddps_part.max()) > 0.9
+
+
+def gathered() -> list[float]:
+    device = torch.device("cpu")
+    begin = moment(device)
+    assert isinstance(begin, float)
+    rows = [[0.0, 0.1, 0.2, 0.3] for _ in range(2 * WARM_UP + 2)]
+    return [*(float(part.median()) for part in parts_of(rows)[:4])]
+
+
+def test_all_ranks_have_the_same_parts() -> None:
+    for found in run_ranks(gathered, 2):
+        assert found == pytest.approx([0.1, 0.0, 0.1, 0.1])
