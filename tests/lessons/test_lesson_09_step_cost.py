@@ -40,7 +40,7 @@ CALLS = {  # of two micro-batches, a block and the root in one call each
         Traffic("all-gather", "mesh_shard", "bfloat16", 98, round(3.84 * 2 * P / GPUS)),
         Traffic("reduce-scatter", "mesh_shard", "float32", 50, 8 * P),
     ],
-    "FSDP2, kept": [
+    "FSDP2 kept": [
         Traffic("all-gather", "mesh_shard", "bfloat16", 50, 2 * 2 * P // GPUS),
         Traffic("reduce-scatter", "mesh_shard", "float32", 50, 8 * P),
     ],
@@ -124,7 +124,7 @@ def test_what_is_sent_in_each_micro_batch_and_what_once() -> None:
     assert reduced.each and reduced.sent_gb == pytest.approx(once) and reduced.calls == 92
     assert not gathered.each, "after the step alone; norms are left out"
     assert [part.beside for part in of("FSDP2")] == ["forward", "backward", "backward"]
-    assert [part.beside for part in of("FSDP2, kept")] == ["forward", "backward"]
+    assert [part.beside for part in of("FSDP2 kept")] == ["forward", "backward"]
     forward, backward, _, between = of(HSDP)
     assert forward.sent_gb + backward.sent_gb == pytest.approx(1.92 * 2 * P * 7 / 8 / GB)
     assert (between.link, between.each, forward.link) == ("port", False, "NVLink")
@@ -154,6 +154,8 @@ def test_speeds_and_who_keeps_them() -> None:
     assert made.tokens(HSDP, 200) == pytest.approx(512 * 2048 / 64 / own * 1000)
     rows = {row[""]: row for row in made.rows(200)}
     assert rows[HSDP]["step, ms"] == own
+    assert rows["ZeRO-2"]["in calls"] == 4 * 92 + 1 and rows[UNSHARDED]["in calls"] == 25
+    assert rows[UNSHARDED]["a rank sends, GB"] == pytest.approx(2 * 4 * P * 63 / 64 / GB)
     assert float(rows["ZeRO-1"]["after it, ms"]) > 0 == rows["FSDP2"]["after it, ms"]
     every, some = made.kept(1.25, 0).split("; ")
     assert all(name in every for name in CALLS if name != UNSHARDED) and some.endswith("none")

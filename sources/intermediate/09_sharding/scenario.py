@@ -90,6 +90,8 @@ class Scenario(NamedTuple):
         return [
             {
                 "": name,
+                "a rank sends, GB": sum(part.sent_gb * self._times(part) for part in found),
+                "in calls": round(sum(part.calls * self._times(part) for part in found)),
                 **{
                     label: sum(
                         self.part_ms(part, network_gb, PLANNER)
@@ -104,6 +106,10 @@ class Scenario(NamedTuple):
             }
             for name, found in self.parts.items()
         ]
+
+    def _times(self, part: Part) -> int:
+        """How often in a step."""
+        return self.micro_batches if part.each else 1
 
     def kept(self, network_gb: float, least_percent: float) -> str:
         """Which schemes keep that share of unsharded's speed in every case, and which in some."""

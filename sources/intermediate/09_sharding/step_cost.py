@@ -48,7 +48,7 @@ SCHEMES: dict[str, Scheme] = {
     "ZeRO-2": Scheme(2),
     "ZeRO-3": Scheme(3),
     "FSDP2": Scheme(3),
-    "FSDP2, kept": Scheme(3),
+    "FSDP2 kept": Scheme(3),
     HSDP: Scheme(3, GPUS_A_NODE),
 }
 

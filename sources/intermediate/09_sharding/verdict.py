@@ -183,7 +183,7 @@ def draw_kept(
                     solid_capstyle="butt",
                 )
                 axes.plot(shares[0], place, "o", color=color, ms=7)
-            axes.axvline(least_percent, color="black", ls=":", lw=1.5, zorder=0)
+            axes.axvline(least_percent, color="black", ls=":", lw=2)
             axes.set_title(f"{network:g} GB/s a node", fontsize=12, loc="left")
             axes.set_xlabel("speed, percent of unsharded")
             axes.set_xlim(right=max(106, axes.get_xlim()[1]))
