@@ -154,8 +154,10 @@ def test_speeds_and_who_keeps_them() -> None:
     assert made.tokens(HSDP, 200) == pytest.approx(512 * 2048 / 64 / own * 1000)
     rows = {row[""]: row for row in made.rows(200)}
     assert rows[HSDP]["step, ms"] == own
-    assert rows["ZeRO-2"]["in calls"] == 4 * 92 + 1 and rows[UNSHARDED]["in calls"] == 25
-    assert rows[UNSHARDED]["a rank sends, GB"] == pytest.approx(2 * 4 * P * 63 / 64 / GB)
+    assert rows["ZeRO-2"]["calls"] == 4 * 92 + 1 and rows[UNSHARDED]["calls"] == 25
+    assert rows[UNSHARDED]["rank sends, GB"] == pytest.approx(2 * 4 * P * 63 / 64 / GB)
+    assert rows[UNSHARDED]["node sends, GB"] == rows[UNSHARDED]["rank sends, GB"]
+    assert rows[HSDP]["node sends, GB"] == pytest.approx(8 * 2 * 4 * P / 8 * 7 / 8 / GB)
     assert float(rows["ZeRO-1"]["after it, ms"]) > 0 == rows["FSDP2"]["after it, ms"]
     every, some = made.kept(1.25, 0).split("; ")
     assert all(name in every for name in CALLS if name != UNSHARDED) and some.endswith("none")

@@ -396,13 +396,11 @@ def hybrid():
         for number in range(MICRO_BATCHES):
             way.model.set_requires_all_reduce(number == MICRO_BATCHES - 1)
             way.backward(loss_of(way.model, number))
-    return sent.rows, sum(p.to_local().nbytes for p in way.model.parameters())
+    return sent.rows
 
 
-rows, part_bytes = run_ranks(hybrid, N)[0]
-across = {name: bars["g = 4"][name] for name in ("DDP", "FSDP2")} | {"HSDP": rows}
+across = {name: bars["g = 4"][name] for name in ("DDP", "FSDP2")} | {"HSDP": run_ranks(hybrid, N)[0]}
 print("a node of two to the other, bytes per parameter:", {name: round(sent_by_node(sent, N, 2) / P, 2) for name, sent in across.items()}, "(counted calls)")
-print(f"parameters on a rank of HSDP: {part_bytes / P:.2f} bytes per parameter, of 4 (measured)")
 
 # %% [markdown]
 # **Read it.** FSDP2's node sends about four times what DDP's does, HSDP's no more than DDP's. The price: with nodes of
@@ -480,7 +478,7 @@ parts = {name: step_cost.parts(SCHEMES[name], steps[name][64].traffic, P_large) 
 scenario = Scenario(SHAPE, BATCH, 2, parts, part_ms, cost_ms)
 print("ms of a micro-batch:", {name: round(ms, 1) for name, ms in PASSES_MS.items()}, f"; NVLink {PLANNER.nvlink_gb:.0f} GB/s; of a network's "
       f"line rate {step_cost.network_share(200):.2f} on InfiniBand, {step_cost.network_share(1.25):.2f} on TCP; contention {PLANNER.contention}")
-display(pd.DataFrame(scenario.rows(200)).style.format(precision=1).hide().set_caption("a step on nodes of 200 GB/s: collectives by the pass beside them (predicted)"))
+display(pd.DataFrame(scenario.rows(200)).style.format(precision=1).hide().set_caption("a step on nodes of 200 GB/s; collectives in ms by the pass beside them (GB and calls simulated, ms predicted)"))
 
 # %% [markdown]
 # **Read it.** HSDP sends inside the node in every micro-batch, and once between nodes. FSDP2 with kept weights spares the
@@ -508,7 +506,7 @@ print("tokens/s of one GPU, unsharded (predicted):", {f"{gb:g} GB/s": round(scen
 #
 # ### How far to trust it
 #
-# Published runs of this size test the planner:
+# Published runs test it:
 
 # %% jupyter={"source_hidden": true}
 says = "llm-foundry's MPT of 1.3B by FSDP on A100-40GB over RoCE, published, and the planner"
@@ -545,7 +543,7 @@ print(*(line for line in (folder / "train.py").read_text().splitlines() if "DIMS
 # | ZeRO-3, FSDP2 | parameters are, too | parameters gathered in each, too |
 # | HSDP | as FSDP2, on several nodes: gathers stay inside a node | $16P$ over a node's ranks only |
 #
-# **ZeRO-3 or FSDP2?** FSDP2 for a loop in plain PyTorch, and for HSDP. ZeRO-3 where a configuration file drives the run,
+# **ZeRO-3 or FSDP2?** FSDP2 for plain PyTorch, and for HSDP. ZeRO-3 where a configuration file drives the run,
 # or states go to NVMe ([lesson 07](07_offload.ipynb)); its nearest to HSDP is `zero_hpz_partition_size`.
 #
 # **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), and its

@@ -11,6 +11,7 @@ from utils.planner import Batch
 
 from .step_cost import (
     GPUS,
+    GPUS_A_NODE,
     HSDP,
     PLANNER,
     SCHEMES,
@@ -25,9 +26,9 @@ from .step_cost import (
 
 Row = dict[str, str | float]
 COLUMNS = {  # of the table: which parts stand there
-    "beside a forward, ms": ("forward", True),
-    "beside a backward, ms": ("backward", True),
-    "beside the last backward, ms": ("backward", False),
+    "a forward, ms": ("forward", True),
+    "a backward, ms": ("backward", True),
+    "last backward, ms": ("backward", False),
     "after it, ms": ("step", False),
 }
 
@@ -90,8 +91,9 @@ class Scenario(NamedTuple):
         return [
             {
                 "": name,
-                "a rank sends, GB": sum(part.sent_gb * self._times(part) for part in found),
-                "in calls": round(sum(part.calls * self._times(part) for part in found)),
+                "rank sends, GB": sum(part.sent_gb * self._times(part) for part in found),
+                "node sends, GB": sum(_leaves_node(part) * self._times(part) for part in found),
+                "calls": round(sum(part.calls * self._times(part) for part in found)),
                 **{
                     label: sum(
                         self.part_ms(part, network_gb, PLANNER)
@@ -100,7 +102,7 @@ class Scenario(NamedTuple):
                     )
                     for label, where in COLUMNS.items()
                 },
-                "cost of all, ms": self.cost_ms(found, network_gb, PLANNER),
+                "cost, ms": self.cost_ms(found, network_gb, PLANNER),
                 "optimizer, ms": optimizer_ms(SCHEMES[name], self.shape.parameter_count),
                 "step, ms": self.step_ms(name, network_gb),
             }
@@ -128,6 +130,11 @@ class Scenario(NamedTuple):
             f"{network_gb:g} GB/s: {least_percent}% kept in all {len(labels)} cases by "
             f"{', '.join(always) or 'none'}; in some by {', '.join(some) or 'none'}"
         )
+
+
+def _leaves_node(part: Part) -> float:
+    """GB: one ring leaves a node once; rings of one GPU of each node are as many as it has GPUs."""
+    return part.sent_gb * {"NVLink": 0, "node": 1, "port": GPUS_A_NODE}[part.link]
 
 
 __all__ = ["Scenario"]
