@@ -31,7 +31,7 @@
 #
 # | often said | what is right | shown in |
 # |---|---|---|
-# | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09](intermediate/09_sharding.ipynb#One-GPU "on_one_rank") |
+# | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09](intermediate/09_sharding.ipynb#1.-The-staircase "textbook") |
 # | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §5](intermediate/07_offload.ipynb#5.-The-scenario-as-asked "gradients leave") |
 # | ZeRO-3 partitions activations | states alone | [99](advanced/99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
 # | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets | [09 §4](intermediate/09_sharding.ipynb#4.-What-each-really-holds "textbook") |

@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 from view_cases import measured, texts
 
-from utils.catalog import ModelShape
 from utils.lessons.lesson_09.holders import draw_holders
 from utils.lessons.lesson_09.over_phases import draw_gradients
-from utils.lessons.lesson_09.speed import (
-    HSDP,
-    SCHEMES,
-    UNSHARDED,
-    line_share,
-    peaks,
-    scheme_rows,
-    speeds,
-)
-from utils.lessons.lesson_09.trust import job_rows, leanest, verdict_stretched
-from utils.lessons.lesson_09.verdict import draw_borders, draw_rounds, draw_verdict
-from utils.planner import Batch
+from utils.lessons.lesson_09.verdict import draw_borders, draw_kept, draw_rounds
 from utils.traffic.collectives import Traffic
 from utils.units import MIB, Category
 from utils.views import draw_breakdown, draw_over_time
@@ -101,9 +89,11 @@ def test_bars_of_rounds_end_at_their_sums():
         Traffic("all-gather", "world", "bfloat16", 1, 100),  # a rank's part
         Traffic("reduce-scatter", "world", "float32", 1, 400),
     )
-    figure = draw_rounds({"g = 1": {"a": calls}, "g = 4": {"b": ()}}, 4, 150, title="t")
+    figure = draw_rounds({"g = 1": {"a": calls}, "g = 4": {"b": ()}}, 4, 100, title="t")
     one, four = figure.axes
-    assert one.get_title(loc="left") == "g = 1" and [t.get_text() for t in one.texts] == ["4.0"]
+    # 150 numbers of two bytes and 75 of four; a round of 100 parameters is 75 numbers
+    assert one.get_title(loc="left") == "g = 1" and [t.get_text() for t in one.texts] == ["3.0"]
+    assert "reduce gradients, bf16" not in texts(figure), "the legend names what is drawn"
     assert [t.get_text() for t in four.texts] == ["0.0"]
 
 
@@ -112,75 +102,14 @@ def test_two_nodes_and_what_crosses():
     assert "half A" in found and "once a step" in found and "every micro-batch" in found
 
 
-def verdict(speeds, rates_gb, lines=("a", "b")):
-    peaks_gb = {"a": 2, "b": 4}
-    return draw_verdict(
-        peaks_gb, speeds, rates_gb, least_percent=95, lines=lines, titles=("x", "y")
-    )
-
-
-def test_each_scheme_is_a_point_and_a_line_in_percent_of_the_first():
-    speeds = {"a": [1e3, 2e3], "b": [2e3, 3e3]}
-    figure = verdict(speeds, (25, 50))
-    left, right = figure.axes
-    points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in left.lines[:-1]]
-    assert points == [(100, 2), (150, 4)] and left.lines[-1].get_xdata()[0] == 95
-    drawn = [list(line.get_ydata()) for line in right.lines if len(line.get_ydata())]
-    assert drawn == [[100, 100], [200, 150], [95, 95]]
-    assert [text.get_text() for text in right.get_legend().get_texts()] == [*speeds]
-    assert "TCP" not in texts(figure)
-
-
-def test_a_scheme_may_be_a_point_and_no_line():
-    figure = verdict({"a": [1e3], "b": [2e3]}, (25,), lines=("a",))
-    left, right = figure.axes
-    assert "b" in {text.get_text() for text in left.texts}
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["a"]
-
-
-def test_no_line_joins_tcp_to_infiniband():
-    figure = verdict({"a": [1e3, 2e3, 4e3]}, (1.25, 12.5, 25))
-    alone, joined, _, border = figure.axes[1].lines
-    assert list(alone.get_xdata()) == [1.25] and list(joined.get_xdata()) == [12.5, 25]
-    assert 1.25 < border.get_xdata()[0] < 12.5 and "TCP" in texts(figure)
-
-
-SHAPE = ModelShape(
-    name="1.3B", family="llama", layers=24, hidden=2048, heads=16, feedforward=5504,
-    vocabulary=50304, max_sequence=2048, tied=True,
-)  # fmt: skip
-BATCH = Batch(sequences=512, sequence_length=2048)
-
-
-def test_rows_of_schemes_say_what_their_lines_draw() -> None:
-    unsharded, hsdp = scheme_rows(SHAPE, BATCH, {n: SCHEMES[n] for n in (UNSHARDED, HSDP)}, 2)
-    assert float(hsdp["peak, GB"]) < 0.5 * float(unsharded["peak, GB"])
-    assert hsdp["peak, GB"] == peaks(SHAPE, BATCH, 2)[HSDP]
-    drawn = speeds(SHAPE, BATCH, 2, (25,))
-    assert unsharded["tokens/s at 25 GB/s"] == f"{drawn[UNSHARDED][0]:,.0f} (+0.0%)"
-    assert float(hsdp["collectives cost, ms"]) > float(unsharded["collectives cost, ms"])
-    assert 0 < line_share(1.25) < line_share(25) < 1
-
-
-def test_the_leanest_keeps_the_share_that_is_asked() -> None:
-    held, drawn = peaks(SHAPE, BATCH, 2), speeds(SHAPE, BATCH, 2, (200, 25))
-    for column, rate in enumerate((200, 25)):
-        for keep in (0.0, 0.9, 0.95, 1.0):
-            name, gain = leanest(SHAPE, BATCH, SCHEMES, keep, rate)
-            shares = {n: found[column] / drawn[UNSHARDED][column] for n, found in drawn.items()}
-            assert shares[name] == 1 + gain >= keep
-            less = [n for n in held if held[n] < held[name] - 0.1 and shares[n] >= keep]
-            assert not less, f"{less} hold less and keep {keep} of the speed"
-
-
-def test_the_verdict_is_computed_again_with_one_thing_changed() -> None:
-    first, *others = verdict_stretched(SHAPE, BATCH)
-    name, gain = leanest(SHAPE, BATCH, SCHEMES, 0.95, 200)
-    assert first["at 200 GB/s"] == f"{name}, {gain:+.1%}"
-    assert len({str({**row, "": ""}) for row in [first, *others]}) == 1 + len(others)
-    assert verdict_stretched(SHAPE, BATCH)[0] == first, "a changed constant is put back"
-
-
-def test_four_at_once_hold_more_and_lose_less() -> None:
-    two, four = (float(row.split()[3]) for row in job_rows(SHAPE, BATCH))
-    assert four > 1.5 * two
+def test_a_bar_spans_the_cases_and_a_dot_is_the_first() -> None:
+    percents = {200: {"a": [100, 100], "b": [96, 90, 97]}, 25: {"a": [100, 100], "b": [99, 98]}}
+    figure = draw_kept(percents, {"a": 4, "b": 2}, least_percent=95, title="t")
+    one, two = figure.axes
+    assert [text.get_text() for text in one.get_yticklabels()] == ["b, 2.0 GB", "a, 4.0 GB"]
+    bars = [list(line.get_xdata()) for line in one.lines]
+    assert bars[:4] == [[90, 97], [96], [100, 100], [100]] and bars[4] == [95, 95]
+    assert one.lines[0].get_color() != two.lines[0].get_color(), "whether it always keeps 95%"
+    assert "200 GB/s a node" in texts(figure)
+    with pytest.raises(ValueError, match="no network"):
+        draw_kept({}, {"a": 4}, least_percent=95, title="t")

@@ -38,7 +38,7 @@ def test_it_says_what_its_numbers_are():
     )
 
 
-@pytest.mark.parametrize("peaks", [{}, {"one": {}}, {str(n): {1: SIZES[0]} for n in range(8)}])
+@pytest.mark.parametrize("peaks", [{}, {"one": {}}, {str(n): {1: SIZES[0]} for n in range(9)}])
 def test_what_cannot_be_drawn(peaks):
-    with pytest.raises(ValueError, match="shows 1 to 7 strategies"):
+    with pytest.raises(ValueError, match="shows 1 to 8 strategies"):
         draw_staircase(peaks, {})

@@ -12,6 +12,7 @@ from utils.lessons.lesson_09.ways import (
     fresh_model,
     look,
     plain,
+    ring_rounds,
     sent_by_node,
     simulated,
 )
@@ -47,6 +48,15 @@ def test_a_ring_leaves_a_node_once_and_each_gpu_has_a_ring_of_its_own_in_hsdp() 
     ]
     assert sent_by_node(hybrid, 8, 2) == 2 * (2 * 3 * 800 // 4)
     assert sent_by_node(hybrid, 2, 2) == 0
+
+
+def test_a_round_is_each_parameter_once_in_any_dtype() -> None:
+    calls = [
+        Traffic("all-reduce", "world", "float32", 2, 4 * 800),
+        Traffic("all-gather", "world", "bfloat16", 1, 2 * 200),
+    ]
+    rounds = ring_rounds(calls, 4, 800)
+    assert rounds == {("all-reduce", "float32"): 2, ("all-gather", "bfloat16"): 1}
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

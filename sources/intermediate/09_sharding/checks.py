@@ -33,31 +33,36 @@ TIMEOUT_SECONDS = 20.0  # right answers take a second or two
 PAR_SENT_BYTES = 2 * 4 * PARAMETERS * (RANKS - 1) // RANKS  # a reduce-scatter and an all-gather
 
 
-stage_2_on_8 = Question(
-    "Lesson 09: bytes per parameter of ZeRO-2 on 8 ranks.",
-    number("a number of bytes"),
-    right=3.75,
-    within=0.01,
+zero_3_holds = Question(
+    "Lesson 09: ZeRO-3's row of `holds`, bytes per parameter on each of four ranks.",
+    several(number(), 4, "four numbers of bytes"),
+    right=(0.5, 0.5, 1, 2),
     wrong={
-        2: "That is the limit for many ranks. What are 14 bytes over 8?",
-        1.75: "That is the part that is sharded. What is still whole?",
-        5.5: "That is ZeRO-1: gradients are still whole there.",
+        (2, 2, 12, 12): "That is one rank alone. What does each of four ranks hold?",
+        (2, 2, 4, 8): "That is one rank alone. What does each of four ranks hold?",
+        (2, 0.5, 1, 2): "That is ZeRO-2's row. What does ZeRO-3 share besides?",
+        (2, 2, 1, 2): "That is ZeRO-1's row. What does ZeRO-3 share besides?",
+        (1, 1, 1, 2): "Parameters and gradients are in bf16 here: two bytes, not four.",
+        (1, 1, 0, 2): "That is FSDP2's row, whose parameters are their own master copy.",
+        (0.5, 0.5, 1, 1): "There are two moments, each in fp32.",
+        (0.5, 0.5, 3, 3): "The 12 bytes are a master copy of 4 and two moments of 4 each.",
     },
-    nudge="2P is whole, 14P is shared by N = 8.",
-    note="2 + 14/8: the parameters are now more than half",
+    nudge="Write down 2, 2, 4 and 8 bytes. Which of them are shared by four ranks?",
+    note="16 bytes over four ranks, and a bucket besides",
 )
 
-rounds_of_8 = Question(
-    "Lesson 09: rounds that ZeRO-2 sends, as it comes, with 8 accumulation steps.",
-    number("a number of rounds"),
-    right=17,
+zero_2_sends = Question(
+    "Lesson 09: rounds of ZeRO-2, as it comes, in a step of four micro-batches: reduced, gathered.",
+    several(number(), 2, "two numbers of rounds"),
+    right=(8, 1),
     wrong={
-        3: "That is a step of one micro-batch. What does ZeRO-2 send after every backward?",
-        8: "So often are gradients reduced. How many rounds is an all-reduce, and what is sent after the step?",
-        9: "Each part reduced to its owner would be that. What does DeepSpeed do unless told otherwise?",
-        24: "Parameters are gathered after the step alone, not in every micro-batch.",
+        (2, 1): "That is a step of one micro-batch. What does ZeRO-2 send after every backward?",
+        (4, 1): "So often are gradients reduced. How many rounds is an all-reduce?",
+        (8, 4): "Parameters are gathered after the step alone, not in every micro-batch.",
+        (8, 8): "Parameters are gathered after the step alone, not in every micro-batch.",
+        (1, 8): "Reduced rounds come first, gathered ones second.",
     },
-    nudge="Count the backwards of one optimizer step, two rounds each, and what follows the step.",
+    nudge="Count the backwards of one optimizer step, an all-reduce each, and what follows the step.",
     note="an all-reduce after every backward, and one gather of the parameters",
 )
 

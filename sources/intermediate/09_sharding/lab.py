@@ -34,8 +34,9 @@ from utils.techniques.zero import zero_config
 # ## Exercise 1: the moment that decides
 #
 # **Spec.** The textbook counts states at rest. `largest_moment(parameter_count, stage, ranks, bucket)` returns the
-# bytes on one rank at the moment when there are **most**, as section 4 of the lesson found DeepSpeed to work in
-# bf16. `stage` is 1, 2 or 3, `bucket` the elements of `reduce_bucket_size`. Two moments compete:
+# bytes on one rank at the moment when there are **most**, as section 4 of the lesson found DeepSpeed to work. Here
+# it also reduces gradients in bf16. `stage` is 1, 2 or 3, `bucket` the elements of `reduce_bucket_size`. Two moments
+# compete:
 #
 # - *at the end of backward*: parameters, 16-bit gradients (stage 1: all of them; 2 and 3: this rank's part and a
 #   bucket), 12 bytes of optimizer state;

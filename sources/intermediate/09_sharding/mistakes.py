@@ -16,8 +16,20 @@ from utils.techniques.zero import zero_config
 from .plans import MISTAKES, PER_PARAMETER, Rule
 
 known = KnownAnswers()
-known.mistakes("stage_2_on_8", stage_1=(9, "whole"))
-known.mistakes("rounds_of_8", reductions_alone=(8, "an all-reduce"), to_owners=(9, "owner"))
+known.mistakes(
+    "zero_3_holds",
+    stage_2=((2, 0.5, 1, 2), "ZeRO-2's row"),
+    one_moment=([0.5, 0.5, 1, 1], "two moments"),
+    in_fp32=((1, 1, 1, 2), "two bytes"),
+    whole=((2, 2, 4, 8), "four ranks"),
+)
+known.rights("zero_3_holds", as_a_list=[0.5, 0.5, 1.0, 2.0])
+known.mistakes(
+    "zero_2_sends",
+    one_micro_batch=((2, 1), "every backward"),
+    reductions_alone=((4, 1), "an all-reduce"),
+    gathered_each_time=((8, 4), "after the step alone"),
+)
 
 
 def moments(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -14,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from utils.lessons.blocks import run_block
+from utils.lessons.blocks import run_block, small_llama
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks
 from utils.techniques.deepspeed import load_deepspeed
+from utils.traffic.counter import traffic
 
 SMALL = TransformerConfig(vocabulary=64, hidden=32, layers=2, heads=2, feedforward=64)
 RANKS, ROWS, STEPS = 2, 16, 4
@@ -25,6 +27,7 @@ NODES, GPUS, MICRO_BATCHES = 2, 2, 2
 RATE = 1e-3  # ten times the block's: a step that is lost shows in the next loss
 SECONDS = 200.0
 BF16 = '"out", bf16=True'
+OVERLAP = '"overlap_comm": True'
 
 
 def block_1(text: str) -> None:
@@ -48,6 +51,18 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
+    """HSDP by Trainer: ranks of a node share the parameters, gradients are reduced in fp32, once a step between nodes."""
+    found = run_ranks(_hsdp_by_trainer, NODES * GPUS, text, timeout_seconds=SECONDS)
+    for run in found:
+        assert run.share <= 0.51, f"a rank holds {run.share:.2f} of the parameters"
+        assert run.parameters == "float32", f"parameters are in {run.parameters}"
+        assert run.reduced == {"float32"}, f"gradients are reduced in {run.reduced}"
+        assert run.all_reduces % run.steps == 0, f"{run.all_reduces} calls in {run.steps} steps"
+        assert run.saved or run is not found[0], "rank 0 saved no model"
+        torch.testing.assert_close(run.norm, found[0].norm)
+
+
+def block_3(text: str) -> None:
     """Trainer by DeepSpeed: the optimizer's moments are divided, the weights are the same."""
     found = run_ranks(_by_trainer, RANKS, text, timeout_seconds=SECONDS)
     engine, count, moments, weights = found[0]
@@ -127,25 +142,75 @@ class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": _tokens()[index], "labels": _tokens()[index]}
 
 
+class _Hybrid(NamedTuple):
+    """Of a rank: its share of the parameters and their type, reductions, steps, and what came of it."""
+
+    share: float
+    parameters: str
+    reduced: set[str]
+    all_reduces: int
+    steps: int
+    saved: bool
+    norm: Tensor
+
+
+def _hsdp_by_trainer(text: str) -> _Hybrid:
+    with contextlib.ExitStack() as room:
+        if not torch.cuda.is_available():  # accelerate's FSDP asks for GPUs, gloo has none
+            room.enter_context(_fsdp_on_cpu())
+            text = _on_cpu(text)
+        model = small_llama()
+        count = sum(p.numel() for p in model.parameters())
+        room.enter_context(contextlib.chdir(room.enter_context(tempfile.TemporaryDirectory())))
+        with traffic() as sent:
+            names = run_block(text, model=model, dataset=_Rows(), nodes=NODES, gpus=GPUS)
+        trainer, mine = names["trainer"], list(names["trainer"].model_wrapped.parameters())
+        sums = [row for row in sent.rows if row.collective in ("reduce-scatter", "all-reduce")]
+        large = [row for row in sums if row.payload_bytes > 64 * row.calls]
+        between = [row for row in large if row.axis.endswith("replicate")]
+        norm = torch.stack([p.full_tensor().float().norm() for p in mine]).norm()
+        return _Hybrid(
+            sum(p.to_local().numel() for p in mine) / count,
+            str(mine[0].dtype).removeprefix("torch."),
+            {row.dtype for row in large},
+            sum(row.calls for row in between),
+            trainer.state.global_step,
+            Path("out/last/model.safetensors").is_file(),
+            norm.detach(),
+        )
+
+
+def _on_cpu(text: str) -> str:
+    assert text.count(BF16) == 1, f"the block has no {BF16!r} to be told beside"
+    return text.replace(BF16, f"{BF16}, use_cpu=True")
+
+
+@contextlib.contextmanager
+def _fsdp_on_cpu() -> Iterator[None]:
+    """accelerate takes ranks on a CPU for ranks with GPUs, whose FSDP2 it allows."""
+    import accelerate.state as state
+    from accelerate.utils import DistributedType
+
+    def set_device(process: Any) -> None:
+        process.device = torch.device("cpu")
+
+    kinds = {
+        "_prepare_backend": lambda *_, **__: ("gloo", DistributedType.MULTI_GPU),
+        "set_device": set_device,
+    }
+    with mock.patch.multiple(state.PartialState, **kinds):
+        yield
+
+
 def _by_trainer(text: str) -> tuple[str, int, int, Tensor]:
     """The engine's name, its parameters, the moments' numbers on this rank, and the weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     load_deepspeed()
     dist.destroy_process_group()  # the reader's script begins without one
     if not torch.cuda.is_available():  # transformers takes bfloat16 on a CPU only when told
-        assert text.count(BF16) == 1, f"the block has no {BF16!r} to be told beside"
-        text = text.replace(BF16, f"{BF16}, use_cpu=True")
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-        )
-    )
+        text = _on_cpu(text)
+        assert text.count(OVERLAP) == 1, f"the block has no {OVERLAP!r} to be told beside"
+        text = text.replace(OVERLAP, OVERLAP.replace("True", "False"))  # it needs a stream
+    model = small_llama()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         trainer = run_block(text, model=model, dataset=_Rows())["trainer"]
     engine = trainer.model_wrapped

@@ -31,7 +31,7 @@ _SENT = {
     "ZeRO-3": "gather each block twice, whole for\na moment; reduce-scatter gradients",
 }
 _THINNEST = 1 / 200  # of the highest bar: less is no part that a reader sees
-_MOST_SCHEMES, _GAP = 7, 1.0  # bars around one number of ranks; and between two, in bars
+_MOST_SCHEMES, _GAP = 8, 1.0  # bars around one number of ranks; and between two, in bars
 
 
 def draw_who_holds() -> Figure:
@@ -56,12 +56,12 @@ def draw_staircase(
     A diamond on a bar is what the formula says of its states.
 
     Args:
-        peaks: by strategy, a step's measurement by the number of ranks; at most seven strategies.
+        peaks: by strategy, a step's measurement by the number of ranks; at most eight strategies.
         predicted_bytes: by strategy, bytes of states by the number of ranks.
         limits: cards, such as "A100-40GB"; a line stands where PyTorch says that a card ends.
 
     Raises:
-        ValueError: nothing to draw, more than seven strategies, or no such card.
+        ValueError: nothing to draw, more than eight strategies, or no such card.
     """
     if not any(peaks.values()) or len(peaks) > _MOST_SCHEMES:
         raise ValueError(f"A staircase shows 1 to {_MOST_SCHEMES} strategies; got {len(peaks)}.")

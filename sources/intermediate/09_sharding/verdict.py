@@ -1,36 +1,32 @@
-"""Who sends what across a node's border, in how many rounds; and what saved memory costs in speed."""
+"""Who sends what across a node's border, in how many rounds; and which scheme keeps its speed."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from utils.checked import check_public
-from utils.planner.cluster import PLAIN_PORT
 from utils.traffic.collectives import Traffic
-from utils.units import GB, Category, Evidence
+from utils.units import Category, Evidence
 from utils.views.style import LOOKS, course_style, print_evidence
 
-from .ways import ring_bytes
+from .ways import ring_rounds
 
 _KINDS = {
     "gather parameters, bf16": ("#92dadd", "//"),
     "reduce gradients, bf16": (LOOKS[Category.GRADIENTS].color, ""),
     "reduce gradients, fp32": (LOOKS[Category.GRADIENTS].color, "xx"),
 }
-_MARKERS = ("o", "s", "h", "^", "v", "D", "P")
-_LINES = ("-", "--", (0, (3, 1, 1, 1)), ":", "-.", (0, (1, 1)), (0, (5, 1)))
 _FAR = 2.6  # from one node to the next
 
 
 def draw_rounds(
     sent: Mapping[str, Mapping[str, Iterable[Traffic]]],
     ranks: int,
-    round_bytes: float,
+    count: int,
     *,
     title: str,
 ) -> Figure:
@@ -39,7 +35,7 @@ def draw_rounds(
     Args:
         sent: by case and way, the calls of one rank.
         ranks: of the ring.
-        round_bytes: that a rank sends when every parameter goes round once.
+        count: of the parameters.
         title: of both.
 
     Raises:
@@ -52,15 +48,20 @@ def draw_rounds(
         panels = figure.subplots(1, len(sent), sharex=True, squeeze=False)[0]
         for axes, (case, ways) in zip(panels, sent.items(), strict=True):
             for place, rows in enumerate(ways.values()):
-                sizes = ring_bytes(rows, ranks)
-                _draw_bar(axes, place, {key: size / round_bytes for key, size in sizes.items()})
+                _draw_bar(axes, place, ring_rounds(rows, ranks, count))
             axes.set_yticks(range(len(ways)), [*ways])
             axes.set_ylim(len(ways) - 0.4, -0.6)
             axes.grid(False, axis="y")
             axes.set_title(case, fontsize=12)
-            axes.set_xlabel("rounds of 2P(N-1)/N bytes in a step")
+            axes.set_xlabel("rounds in a step")
         panels[0].set_xlim(right=1.12 * panels[0].get_xlim()[1])  # room for the sums
-        handles = {kind: _patch(kind) for kind in _KINDS}
+        kinds = {
+            _kind(*key)
+            for ways in sent.values()
+            for rows in ways.values()
+            for key in ring_rounds(rows, ranks, count)
+        }
+        handles = {kind: _patch(kind) for kind in _KINDS if kind in kinds}
         figure.legend(handles.values(), handles, loc="outside lower left", ncols=3, fontsize=10)
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], ["four ranks"])
@@ -69,15 +70,19 @@ def draw_rounds(
 
 def _draw_bar(axes: Axes, place: int, rounds: Mapping[tuple[str, str], float]) -> None:
     sums = dict.fromkeys(_KINDS, 0.0)
-    for (collective, dtype), count in rounds.items():
-        what = "gather parameters" if collective == "all-gather" else "reduce gradients"
-        sums[f"{what}, {'bf16' if dtype == 'bfloat16' else 'fp32'}"] += count
+    for key, count in rounds.items():
+        sums[_kind(*key)] += count
     left = 0.0
     for kind, count in sums.items():
         color, hatch = _KINDS[kind]
         axes.barh(place, count, left=left, color=color, hatch=hatch, ec="white", height=0.7)
         left += count
     axes.text(left + 0.15, place, f"{left:.1f}", va="center", fontsize=10)
+
+
+def _kind(collective: str, dtype: str) -> str:
+    what = "gather parameters" if collective == "all-gather" else "reduce gradients"
+    return f"{what}, {'bf16' if dtype == 'bfloat16' else 'fp32'}"
 
 
 def _patch(kind: str) -> Rectangle:
@@ -140,76 +145,57 @@ def _say(axes: Axes, text: str) -> None:
     axes.text(_FAR / 2 + 0.7, -0.12, text, ha="center", va="top", fontsize=10.5)
 
 
-def draw_verdict(
+def draw_kept(
+    percents: Mapping[float, Mapping[str, Sequence[float]]],
     peaks_gb: Mapping[str, float],
-    speeds: Mapping[str, Sequence[float]],
-    rates_gb: Sequence[float],
     *,
     least_percent: float,
-    lines: Collection[str],
-    titles: tuple[str, str],
+    title: str,
 ) -> Figure:
-    """Memory over speed on the fastest network, a point for each scheme; and speed over the network's rate.
+    """A panel for each network: by scheme its speed in percent of unsharded's, and from case to case.
 
     Args:
-        peaks_gb: by scheme, of one GPU.
-        speeds: by scheme, tokens per second at each rate; drawn as percent of the first scheme's.
-        rates_gb: that a node sends to others in a second, rising. No line joins those of TCP to those
-            of InfiniBand.
-        least_percent: a dotted line stands there in both panels.
-        lines: the schemes of the second panel.
-        titles: of both panels.
+        percents: by the network's GB/s and scheme, the speed as predicted, then in each other case.
+        peaks_gb: by scheme; the schemes stand in this order, the leanest lowest.
+        least_percent: a dotted line stands there.
+        title: of all panels.
+
+    Raises:
+        ValueError: no network.
     """
-    slow = sum(rate * GB < PLAIN_PORT for rate in rates_gb)
-    name, first = next(iter(speeds.items()))
-    shares = {
-        scheme: [100 * own / its for own, its in zip(found, first, strict=True)]
-        for scheme, found in speeds.items()
-    }
+    if not percents:
+        raise ValueError("percents has no network: a panel needs one at least.")
+    names = sorted(peaks_gb, key=lambda name: peaks_gb[name])
     with course_style():
-        figure = Figure(figsize=(12, 4.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for number, (scheme, percent) in enumerate(shares.items()):
-            point = (percent[-1], peaks_gb[scheme])
-            (mark,) = left.plot(*point, _MARKERS[number], ms=10)
-            up = 9 if number % 2 else -17  # neighbours above and below
-            left.annotate(
-                scheme, point, (0, up), textcoords="offset points", ha="center", fontsize=10
-            )
-            if scheme not in lines:
-                continue
-            for part, line in ((slice(slow), ""), (slice(slow, None), _LINES[number])):
-                right.plot(
-                    rates_gb[part], percent[part], _MARKERS[number], ls=line, ms=7,
-                    color=mark.get_color(), label=scheme if line else None,
-                )  # fmt: skip
-        says = f"tokens/s in percent of {name}"
-        left.set(xlabel=f"{says}, at {rates_gb[-1]:g} GB/s", ylabel="peak of one GPU (GB)")
-        left.margins(x=0.12)
-        left.set_ylim(0, 1.2 * max(peaks_gb.values()))
-        left.axvline(least_percent, color="#777777", ls=":", lw=1.5, zorder=0)
-        right.axhline(least_percent, color="#777777", ls=":", lw=1.5, zorder=0)
-        right.set_xscale("log")
-        right.set_xticks(rates_gb, [f"{rate:g}" for rate in rates_gb])
-        right.minorticks_off()
-        right.set(xlabel="line rate of a node's network (GB/s)", ylabel=says)
-        right.set_ylim(0, 125)
-        if 0 < slow < len(rates_gb):
-            _border(right, math.sqrt(rates_gb[slow - 1] * rates_gb[slow]))
-        right.legend(fontsize=10, loc="lower right")
-        for axes, title in zip((left, right), titles, strict=True):
-            axes.set_title(title, fontsize=12, loc="left")
+        figure = Figure(figsize=(12, 3.9), layout="constrained")
+        panels = figure.subplots(1, len(percents), sharey=True, squeeze=False)[0]
+        for axes, (network, found) in zip(panels, percents.items(), strict=True):
+            for place, name in enumerate(names):
+                shares = found[name]
+                keeps = min(shares) >= least_percent
+                color = LOOKS[Category.PARAMETERS].color if keeps else "#777777"
+                axes.plot(
+                    [min(shares), max(shares)],
+                    [place, place],
+                    color=color,
+                    lw=6,
+                    alpha=0.45,
+                    solid_capstyle="butt",
+                )
+                axes.plot(shares[0], place, "o", color=color, ms=7)
+            axes.axvline(least_percent, color="black", ls=":", lw=2)
+            axes.set_title(f"{network:g} GB/s a node", fontsize=12, loc="left")
+            axes.set_xlabel("speed, percent of unsharded")
+            axes.set_xlim(right=max(106, axes.get_xlim()[1]))
+            axes.grid(False, axis="y")
+        panels[0].set_yticks(
+            range(len(names)), [f"{name}, {peaks_gb[name]:.1f} GB" for name in names]
+        )
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.PREDICTED])
     return figure
 
 
-def _border(axes: Axes, at: float) -> None:
-    """Between networks whose links the planner reckons by two shares of their line rate."""
-    axes.axvline(at, color="#777777", ls=":", lw=1.2)
-    for says, side in (("TCP  ", "right"), ("  InfiniBand", "left")):
-        axes.text(at, 122, says, ha=side, va="top", fontsize=10, color="#555555")
-
-
-__all__ = ["draw_borders", "draw_rounds", "draw_verdict"]
+__all__ = ["draw_borders", "draw_kept", "draw_rounds"]
 
 check_public(globals())

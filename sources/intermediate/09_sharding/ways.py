@@ -205,6 +205,13 @@ def ring_bytes(rows: Iterable[Traffic], ranks: int) -> Sizes:
     return dict(sent)
 
 
+def ring_rounds(rows: Iterable[Traffic], ranks: int, count: int) -> dict[tuple[str, str], float]:
+    """The same in rounds: how often every parameter's number goes once round the ring, in any dtype."""
+    once = count * (ranks - 1) / ranks
+    sizes = ring_bytes(rows, ranks)
+    return {key: size / getattr(torch, key[1]).itemsize / once for key, size in sizes.items()}
+
+
 def gradient_bytes(rows: Iterable[Traffic], ranks: int) -> int:
     """Of what `ring_bytes` counts, all but gathered parameters."""
     return sum(size for (kind, _), size in ring_bytes(rows, ranks).items() if kind != "all-gather")
