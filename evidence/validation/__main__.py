@@ -7,7 +7,7 @@ import argparse
 from evidence.validation import finetunes
 from evidence.validation.comparison import summarize
 from evidence.validation.peers import PeerError, compare_peers
-from evidence.validation.report import print_summaries, validate
+from evidence.validation.report import SOURCES, print_summaries, print_worst, validate
 from evidence.validation.simulation_peers import cpu_peers
 from evidence.validation.simulation_report import LEFT_OUT, report, simulated_against_published
 
@@ -16,7 +16,16 @@ def main() -> None:
     """Print the planner's table, the simulator's, and other tools on the rows of both."""
     parser = argparse.ArgumentParser(prog="python -m evidence.validation", description=main.__doc__)
     parser.add_argument("--all", action="store_true", help="simulate every row, in minutes")
-    every = parser.parse_args().all
+    parser.add_argument(
+        "--source", action="append", choices=SOURCES, help="this table alone, with its worst rows"
+    )
+    parser.add_argument("--rows", type=int, default=5, help="how many of them (default: 5)")
+    asked = parser.parse_args()
+    if asked.source:
+        validate(tuple(asked.source))
+        print_worst(tuple(asked.source), asked.rows)
+        return
+    every = asked.all
     validate()
     print()
     print_summaries(summarize(finetunes.comparisons(finetunes.CASES if every else finetunes.QUICK)))

@@ -88,6 +88,20 @@ def print_summaries(summaries: list[Summary]) -> None:
         print(_line(row))
 
 
+def print_worst(sources: tuple[str, ...], rows: int) -> None:
+    """The rows of each quantity that are farthest off: what was published, predicted, and set on."""
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for row in compare_all(sources):
+        groups.setdefault((row.source, row.quantity), []).append(row)
+    for (source, quantity), group in groups.items():
+        print(f"\n{source}, {quantity}\n{'published':>12}{'predicted':>12}{'error':>8}  row")
+        for row in sorted(group, key=lambda row: -abs(row.error))[:rows]:
+            seen = "  (a constant was set on it)" * row.fitted
+            print(
+                f"{row.published:>12.4g}{row.predicted:>12.4g}{row.error:>+8.1%}  {row.case}{seen}"
+            )
+
+
 def verdicts() -> list[str]:
     """What is right or wrong rather than near or far, one sentence each."""
     cells, fits, lost = states.zero_cells(), bloom.fit_verdicts(), ultrascale.regrets()

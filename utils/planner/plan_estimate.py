@@ -15,7 +15,7 @@ from utils.planner.stage_bytes.host import check_host, node_host_bytes
 from utils.planner.stage_bytes.stage_memory import StageMemory, worst
 from utils.planner.step_seconds import StepTime, time_of_step
 from utils.rules import of_kind
-from utils.units import Evidence
+from utils.units import GIB, Evidence
 
 # Of the published numbers in evidence.validation, 80% lie between these multiples of the prediction:
 # seconds on the Ultra-Scale sweep, bytes on the same; the other sources lie closer.
@@ -46,6 +46,23 @@ class Estimate:
     stages: tuple[StageMemory, ...]
     time: StepTime
     evidence: Evidence = Evidence.PREDICTED
+
+    def __str__(self) -> str:
+        """The plan, the fullest stage's bytes by category, and the step's seconds by part."""
+        plain = vars(Plan())
+        given = [
+            f"{key}={value!r}" for key, value in vars(self.plan).items() if value != plain[key]
+        ]
+        held = self.peak.bytes_by_category.items()
+        parts = [f"{name.value} {size / GIB:.2f}" for name, size in held if size]
+        parts.append(f"beside the allocator {self.peak.context_bytes / GIB:.2f}")
+        spent = [f"{name} {seconds:.4g}" for name, seconds in vars(self.time).items() if seconds]
+        return (
+            f"{self.model.name}, Plan({', '.join(given)})\n"
+            f"{self.peak.allocated_bytes / GIB:.2f} GiB at the peak ({self.peak.phase}), "
+            f"{self.verdict}: {', '.join(parts)}\n"
+            f"{self.step_seconds:.4g} s a step, {self.mfu:.1%} of peak: {', '.join(spent)}"
+        )
 
     @property
     def peak(self) -> StageMemory:

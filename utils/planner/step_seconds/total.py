@@ -35,14 +35,15 @@ class StepTime:
 
     Attributes:
         matmul: Matrix products of forward and backward passes.
-        memory: Their kernels that only move data.
+        memory: Their kernels that only move data, and waiting for activations from the host.
         recompute: Forward work done again.
-        tensor_parallel: Collectives inside blocks, tensor and context parallel.
+        tensor_parallel: Collectives inside blocks, of tensor and context parallelism and of experts,
+            in the first forward and in backward; those of recomputation are in `recompute`.
         launch: Waiting for the host to launch kernels.
         pipeline: Bubble, and sending between stages.
         data_parallel: Collectives of gradients and parameters that no compute hides, and what the
             hidden ones take from it.
-        optimizer: Clipping and the update.
+        optimizer: Clipping and the update, and parameters that are streamed from the host.
     """
 
     matmul: float
