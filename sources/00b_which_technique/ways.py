@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from utils.checked import check_public
-from utils.fitting.cures import PACKED, candidates
+from utils.fitting.cures import PACKED, single_cures
 from utils.fitting.seconds import predicted_seconds
 from utils.fitting.tried_cures import Cure
 from utils.fitting.verdict import MARGIN
@@ -55,7 +55,7 @@ def ways(trials: Trials, asked: FitVerdict, *, singly: bool = False) -> Iterator
         asked: The step without any change.
         singly: Whether pairs are left out.
     """
-    known = list(candidates(trials.config, _recipe(asked)))
+    known = list(single_cures(trials.config, _recipe(asked)))
     cures = [
         cure
         for changes in (*SAME_NUMBERS, *OTHER_NUMBERS)

@@ -23,7 +23,7 @@ from utils.fitting import (
     trials as simulated,
 )
 from utils.fitting.answer_table import lesser, ranked, rows, small
-from utils.fitting.cures import candidates, checkpointing_of
+from utils.fitting.cures import checkpointing_of, single_cures
 from utils.fitting.sharing import not_simulated
 from utils.fitting.tried_cures import added
 from utils.fitting.verdict import MARGIN
@@ -133,7 +133,7 @@ def test_what_was_left_out_is_said(tiny: Path) -> None:
     assert "bnb_4bit_quant_storage" in said["FSDP2 over 2 cards"]
     assert said["one sequence over 2 cards"].startswith("it shares states by FSDP2")
     assert not not_simulated(config, asked, 1) and not not_simulated(config, BASE, 2)
-    names = {cure.name for cure in candidates(model_config(tiny), BASE, 2)}
+    names = {cure.name for cure in single_cures(model_config(tiny), BASE, 2)}
     assert "FSDP2 over 2 cards" in names, "there it is tried"
 
 

@@ -14,7 +14,7 @@ from sequence_cases import CONFIGS, LENGTH, Apart, Case, config_of, on_a_rank, r
 from utils.fitting import Recipe, Trials, cure_sets, model_config, model_fit, recipe_step
 from utils.fitting import seconds as predicted
 from utils.fitting import trials as simulated
-from utils.fitting.cures import candidates, checkpointing_of
+from utils.fitting.cures import checkpointing_of, single_cures
 from utils.fitting.seconds import exchanged_bytes, predicted_seconds, shape_of
 from utils.fitting.sequence_program import share_heads
 from utils.fitting.sequence_rules import PROVED, most_cards
@@ -143,7 +143,7 @@ def test_what_depends_on_more_than_a_cards_tokens_is_refused(
     config = config_of("qwen2", **changes)
     assert most_cards(config, BASE, 2) == 1
     assert says in not_simulated(config, BASE, 2)["one sequence over 2 cards"]
-    assert not any("sequence_cards" in cure.changes for cure in candidates(config, BASE, 2))
+    assert not any("sequence_cards" in cure.changes for cure in single_cures(config, BASE, 2))
 
 
 def test_a_window_is_refused_by_the_program_too() -> None:
@@ -197,7 +197,7 @@ def test_exchanges_take_the_place_of_the_planners_gathers(monkeypatch: pytest.Mo
 def test_more_cards_are_no_answer_where_others_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = Trials("small", config_of("qwen2", max_position_embeddings=4096), "H100")
     recipe = MIXED.but(tokens=4096, micro_batch=8)
-    texts = next(c for c in candidates(trials.config, recipe, 2) if "sequence_cards" in c.changes)
+    texts = next(c for c in single_cures(trials.config, recipe, 2) if "sequence_cards" in c.changes)
     both = [trials.tried(recipe, [cure]) for cure in (texts, checkpointing_of(1))]
     assert all(single.gains for single in both)
     needed = sorted(single.verdict.needed_bytes for single in both)
@@ -216,15 +216,15 @@ def test_more_cards_are_no_answer_where_others_are_enough(monkeypatch: pytest.Mo
 
 def test_the_cure_takes_the_most_cards_that_divide_and_counts_the_seconds_of_all() -> None:
     config = model_config("Qwen/Qwen2.5-7B")
-    cure = next(c for c in candidates(config, Recipe(), 8) if "sequence_cards" in c.changes)
+    cure = next(c for c in single_cures(config, Recipe(), 8) if "sequence_cards" in c.changes)
     assert cure.name == "one sequence over 4 of 8 cards"
     assert dict(cure.changes) == {"cards": 8, "sequence_cards": 4}
     assert "share_tokens(model, 4)" in cure.line and "nproc-per-node 8" in cure.line
-    on_eight = [*candidates(config, Recipe(cards=8), 2)]
+    on_eight = [*single_cures(config, Recipe(cards=8), 2)]
     assert cure.name in {c.name for c in on_eight}, "also of cards that share states already"
     small = Trials("small", config_of("qwen2", num_hidden_layers=2), "H100")
     recipe = MIXED.but(tokens=256, micro_batch=2)
-    cures = [c for c in candidates(small.config, recipe, 2) if "cards" in c.changes]
+    cures = [c for c in single_cures(small.config, recipe, 2) if "cards" in c.changes]
     states, texts = (small.tried(recipe, [c]) for c in cures)
     asked, after = small.verdict(recipe).seconds, texts.verdict.seconds
     assert asked and after and texts.added_seconds == pytest.approx(2 * after[1] - asked[1])

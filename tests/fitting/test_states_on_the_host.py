@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from utils.catalog import device
 from utils.fitting import Recipe, Trials, model_config, recipe_step
-from utils.fitting.cures import candidates
+from utils.fitting.cures import single_cures
 from utils.fitting.inputs import micro_batch
 from utils.memory.measurement import Measurement
 from utils.planner.step_seconds.collectives import bandwidth_in_training
@@ -65,7 +65,7 @@ def test_the_cure_takes_what_its_line_takes(cards: int, tiny: Path) -> None:
 
 def test_it_saves_what_the_two_verdicts_differ_by_and_takes_longer(tiny: Path) -> None:
     config = model_config(tiny)
-    cure = next(c for c in candidates(config, BASE) if "offload_states" in c.changes)
+    cure = next(c for c in single_cures(config, BASE) if "offload_states" in c.changes)
     trials = Trials("tiny", config, CARD)
     tried, before = trials.tried(BASE, [cure]), trials.verdict(BASE)
     assert tried.saved_bytes == before.needed_bytes - tried.verdict.needed_bytes > 0
@@ -88,7 +88,7 @@ def test_it_saves_what_the_two_verdicts_differ_by_and_takes_longer(tiny: Path) -
     ],
 )
 def test_it_is_not_tried_where_it_cannot_be(changes: dict[str, Any], tiny: Path) -> None:
-    options = candidates(model_config(tiny), BASE.but(**changes))
+    options = single_cures(model_config(tiny), BASE.but(**changes))
     assert not any("offload_states" in cure.changes for cure in options)
 
 

@@ -37,7 +37,7 @@ OFFLOAD_COSTS = (
 )
 
 
-def candidates(config: PreTrainedConfig, recipe: Recipe, cards: int = 2) -> Iterator[Cure]:
+def single_cures(config: PreTrainedConfig, recipe: Recipe, cards: int = 2) -> Iterator[Cure]:
     """The changes that can be tried on a recipe, cheap ones first."""
     yield from _batch(recipe)
     yield from _activations(config, recipe)

@@ -48,7 +48,7 @@ def _tokens(count: int, length: int, device: str) -> torch.Tensor:
     return torch.zeros(count, length, dtype=torch.long, device=device)
 
 
-def left_out(config: PreTrainedConfig) -> str:
+def not_trained(config: PreTrainedConfig) -> str:
     """What a micro-batch of this kind does not show; "" for nothing."""
     return (
         TEXT_ONLY

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from utils.catalog import device
 from utils.fitting.cure_sets import best_pair, together
-from utils.fitting.cures import candidates, shorter
+from utils.fitting.cures import shorter, single_cures
 from utils.fitting.model_configs import model_config
 from utils.fitting.recipe import Recipe
 from utils.fitting.sharing import not_simulated
@@ -142,7 +142,7 @@ def _name(source: str | Path, config: PreTrainedConfig) -> str:
 
 def _singles(trials: Trials, recipe: Recipe, cards: int) -> tuple[list[Tried], dict[str, str]]:
     tried, refused = [], {}
-    options = list(candidates(trials.config, recipe, cards))
+    options = list(single_cures(trials.config, recipe, cards))
     for cure in tqdm(options, desc="trying cures", unit="cure", leave=False):
         try:
             tried.append(trials.tried(recipe, [cure]))

@@ -13,7 +13,7 @@ from torch import nn
 
 from utils.fitting import sequence_program, training_program
 from utils.fitting.recipe import Recipe
-from utils.fitting.sequence_rules import check_sequence
+from utils.fitting.sequence_rules import check_sequence_cards
 from utils.shims.transformers import never_packed
 from utils.techniques.bitsandbytes_import import bitsandbytes_library
 
@@ -106,7 +106,7 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         ValueError: this PyTorch has no chunked loss, a text is longer than the model's positions or
             than a loop over its tokens can be simulated, or cards cannot share it.
     """
-    check_sequence(config, recipe)
+    check_sequence_cards(config, recipe)
     _check_token_loop(config, recipe.tokens)
     if shared := recipe.sequence_cards > 1:
         config = copy.deepcopy(config)  # the model writes its kind of attention there

@@ -21,13 +21,13 @@ BY_LENGTH = ("dynamic", "longrope")
 RING = "torch.distributed.tensor.experimental.context_parallel, a ring, does not look at heads"
 
 
-def heads_of(config: PreTrainedConfig) -> tuple[int, int]:
+def config_heads(config: PreTrainedConfig) -> tuple[int, int]:
     """(query heads, key-value heads) of each layer."""
     heads: int = config.num_attention_heads
     return heads, getattr(config, "num_key_value_heads", None) or heads
 
 
-def obstacle(config: PreTrainedConfig) -> str:
+def why_not_shared(config: PreTrainedConfig) -> str:
     """Why no number of cards can share a text of this model here; "" where some can."""
     if config.model_type not in PROVED:
         known = ", ".join(PROVED)
@@ -45,21 +45,21 @@ def obstacle(config: PreTrainedConfig) -> str:
     return ""
 
 
-def divides(config: PreTrainedConfig, cards: int) -> bool:
+def shares_evenly(config: PreTrainedConfig, cards: int) -> bool:
     """Whether each card gets whole query heads, and whole key-value heads or a copy of one."""
-    heads, pairs = heads_of(config)
+    heads, pairs = config_heads(config)
     return heads % cards == 0 and (pairs % cards == 0 or cards % pairs == 0)
 
 
 def most_cards(config: PreTrainedConfig, recipe: Recipe, cards: int) -> int:
     """Over how many of `cards` a text can be shared: the most that divide heads and tokens; 1 for none."""
-    if obstacle(config):
+    if why_not_shared(config):
         return 1
     whole = (n for n in range(cards, 0, -1) if cards % n == 0 and recipe.tokens % n == 0)
-    return next(n for n in whole if divides(config, n))
+    return next(n for n in whole if shares_evenly(config, n))
 
 
-def check_sequence(config: PreTrainedConfig, recipe: Recipe) -> None:
+def check_sequence_cards(config: PreTrainedConfig, recipe: Recipe) -> None:
     """Refuse a recipe whose texts cannot be shared as it says.
 
     Raises:
@@ -68,10 +68,10 @@ def check_sequence(config: PreTrainedConfig, recipe: Recipe) -> None:
     cards = recipe.sequence_cards
     if cards == 1:
         return
-    if why := obstacle(config):
+    if why := why_not_shared(config):
         raise ValueError(f"{why[0].upper()}{why[1:]}. Choose sequence_cards=1.")
-    if not divides(config, cards):
-        heads, pairs = heads_of(config)
+    if not shares_evenly(config, cards):
+        heads, pairs = config_heads(config)
         raise ValueError(
             f"{heads} query heads and {pairs} key-value heads are no whole heads for {cards} cards "
             f"({RING}). Choose sequence_cards={most_cards(config, recipe, recipe.cards)}."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from utils.fitting.recipe import Recipe
-from utils.fitting.sequence_rules import most_cards, obstacle
+from utils.fitting.sequence_rules import most_cards, why_not_shared
 from utils.fitting.tried_cures import Cure
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _not_shareable(config: PreTrainedConfig, recipe: Recipe, cards: int) -> str:
         return "it shares states by FSDP2, which is not simulated for this recipe"
     if recipe.precision == "fp16-mixed":
         return "not simulated in fp16"
-    if why := obstacle(config):
+    if why := why_not_shared(config):
         return why
     divides = most_cards(config, recipe, cards) > 1
     return "" if divides else f"its heads or tokens are no equal parts for {cards} cards, or some"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from utils.fitting.inputs import left_out
+from utils.fitting.inputs import not_trained
 from utils.fitting.model_configs import auto_class
 from utils.fitting.recipe import Recipe
 from utils.fitting.recipe_simulation import simulated_step
@@ -39,7 +39,7 @@ class Trials:
         if recipe not in self.found:
             auto = auto_class(self.config)
             step = simulated_step(auto, self.config, recipe, self.card, self.name, self.shared)
-            notes = filter(None, [left_out(self.config), *step.notes[1:]])
+            notes = filter(None, [not_trained(self.config), *step.notes[1:]])
             self.found[recipe] = FitVerdict(
                 name=self.name,
                 card=self.card,

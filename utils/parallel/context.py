@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from utils.parallel.data import local_pieces
-from utils.parallel.model_parts import blocks_of
+from utils.parallel.model_parts import part_blocks
 
 
 def apply_cp(part: nn.Module, mesh: DeviceMesh) -> None:
@@ -26,7 +26,7 @@ def apply_cp(part: nn.Module, mesh: DeviceMesh) -> None:
 
     Give the model the tokens at `data.local_positions`, and these positions.
     """
-    for block in blocks_of(part):
+    for block in part_blocks(part):
         block.attention.attend = functools.partial(gathered_attention, mesh=mesh)
 
 

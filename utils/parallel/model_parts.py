@@ -11,7 +11,7 @@ from torch import nn
 Part = Any
 
 
-def blocks_of(part: nn.Module) -> list[Any]:
+def part_blocks(part: nn.Module) -> list[Any]:
     """The blocks of a model or stage, in order.
 
     Raises:

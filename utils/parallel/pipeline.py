@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from utils.parallel.data import Passes, loss_dtype, summed_loss
 from utils.parallel.mesh import sum_over
-from utils.parallel.model_parts import Part, blocks_of
+from utils.parallel.model_parts import Part, part_blocks
 
 # Schedules whose data goes down the ranks and up again: a rank holds a chunk and its mirror.
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
@@ -88,7 +88,7 @@ def keep_chunk(model: Part, blocks: Sequence[int], chunk: int) -> Part:
     Raises:
         ValueError: the numbers do not add up to the model's blocks, or the ends share a matrix.
     """
-    every = blocks_of(model)
+    every = part_blocks(model)
     if sum(blocks) != len(every):
         raise ValueError(
             f"The chunks hold {sum(blocks)} blocks, and the model has {len(every)}. "

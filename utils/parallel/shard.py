@@ -32,7 +32,7 @@ from torch.distributed.fsdp import (
 
 from utils.parallel.dims import DATA_AXES
 from utils.parallel.mesh import axes_of, ranks_along
-from utils.parallel.model_parts import blocks_of
+from utils.parallel.model_parts import part_blocks
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -68,7 +68,7 @@ def apply_fsdp(
     }
     if offload and mesh.device_type == "cuda":
         how["offload_policy"] = CPUOffloadPolicy()
-    for block in blocks_of(part):
+    for block in part_blocks(part):
         fully_shard(block, **how)
     fully_shard(part, **how)
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from utils.parallel.model_parts import Part, blocks_of
+from utils.parallel.model_parts import Part, part_blocks
 from utils.parallel.tensor_shares import check_heads
 
 COLUMNS = (
@@ -79,7 +79,7 @@ def apply_tp(part: Part, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """
     embed, head = part.embed, part.head
     tied = embed is not None and head is not None and head.weight is embed.weight
-    for block in blocks_of(part):
+    for block in part_blocks(part):
         check_heads(block.attention, mesh.size(), copies=False)
         parallelize_module(block, mesh, block_styles(sequence))
     ends = {n: s for n, s in end_styles(sequence).items() if getattr(part, n) is not None}

@@ -24,19 +24,19 @@ from torch.utils.checkpoint import checkpoint
 from utils.parallel.data import Passes, token_weight
 from utils.parallel.dims import DATA_AXES
 from utils.parallel.mesh import joined_ranks, ranks_along, sum_over
-from utils.parallel.model_parts import blocks_of
+from utils.parallel.model_parts import part_blocks
 from utils.parallel.saves import note_signals
 
 
 def recompute(part: nn.Module) -> None:
     """Keep only each block's input, and run the block again in backward; before sharding."""
-    for block in blocks_of(part):
+    for block in part_blocks(part):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def keep_scores(part: nn.Module) -> None:
     """Attention by plain matrix products, which keep all scores for backward; after sharing."""
-    for block in blocks_of(part):
+    for block in part_blocks(part):
         block.attention.attend = functools.partial(_by_products, block.attention.attend)
 
 

@@ -44,7 +44,7 @@ from utils.simulation.result_cache import Recipes, SharedResults
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
 from utils.simulation.without_data import without_data
-from utils.simulation.world import World, check_heads, simulated_world
+from utils.simulation.world import World, check_model_heads, simulated_world
 from utils.traffic.collectives import Collective, Traffic, summed
 from utils.units import MIB, Category, Evidence, format_bytes
 
@@ -300,7 +300,7 @@ def _libraries(models: Watched) -> set[str]:
 
 def _check_built(models: Watched, ranks: World) -> None:
     for model in models.models.values():
-        check_heads(model, ranks)
+        check_model_heads(model, ranks)
         for path, parameter in model.named_parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             if not isinstance(local, FakeTensor):

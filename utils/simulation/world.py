@@ -72,7 +72,7 @@ def simulated_world(ranks: int | ParallelDims, rank: int) -> Iterator[World]:
             forget_shardings()
 
 
-def check_heads(model: nn.Module, world: World) -> None:
+def check_model_heads(model: nn.Module, world: World) -> None:
     """Refuse attention whose heads do not come out whole when tensor parallelism splits them.
 
     Raises:

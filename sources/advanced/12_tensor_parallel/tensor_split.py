@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checked import check_public
-from utils.parallel.model_parts import Part, blocks_of
+from utils.parallel.model_parts import Part, part_blocks
 from utils.parallel.tensor_shares import (
     HEAD_LAYERS,
     check_heads,
@@ -46,7 +46,7 @@ def split_layers(
     """
     split = Split(group, sequence_dim)
     copied, whole, copies = [], [], 1
-    for block in blocks_of(part):
+    for block in part_blocks(part):
         copies = copies_of_head(block.attention, split.ranks)
         copied += _split_attention(block.attention, split)
         whole += _split_feedforward(block.feedforward, split)
