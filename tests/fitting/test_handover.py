@@ -53,6 +53,6 @@ def test_an_architecture_without_a_shape_ends_in_a_sentence(
     trials = Trials("tiny", model_config(tiny), "RTX 4090")
     found = Fit(trials.verdict(large), trials=trials)
     assert not found.fits
-    monkeypatch.setattr(trials.config, "model_type", "gpt2")
+    monkeypatch.setattr(type(trials.config), "model_type", "gpt2")
     with pytest.raises(ValueError, match="lays out no 'gpt2'.*cards=8"):
         studio_line(found)
