@@ -15,8 +15,8 @@
 #
 # **The answer:**
 #
-# 1. *Layout.* TP 4 x PP 8 x DP 2 fits without recomputation. From 64 to 1,536 sequences no layout that fits beats it by more than
-#    a tie (1.2 times); with 32 or fewer, itself in chunks does.
+# 1. *Layout.* TP 4 x PP 8 x DP 2 fits without recomputation, and from 64 to 1,536 sequences nothing that fits beats it by more
+#    than a tie (1.2 times). At 32, stages in 5 chunks do.
 # 2. *Losses* stay those of one process if four sums and the rows are right.
 # 3. *Memory.* The fullest stage decides: here it is the first.
 # 4. *Bytes.* Few leave the nodes if a TP group stays inside.
@@ -107,7 +107,7 @@ check("14.same_rows", same_rows)
 #
 # One stage means FSDP (ZeRO-3), recomputed, in the largest micro-batch that leaves room; more stages mean ZeRO-1.
 # *Interleaved* stages hold several chunks of layers. That shortens the *bubble*, in which stages fill and empty.
-# **Predict**: which row takes longest? Look at verdicts first, then at seconds.
+# **Predict**: which row takes longest?
 
 # %%
 def layout(sequences, tp, pp, dp, recompute="none", rows=1, chunks=1, nodes=None):
@@ -123,12 +123,11 @@ found = {n: {name: layout(n, *sizes) for name, sizes in LAYOUTS.items()} for n i
 display(layout_table({n: list(rows.values()) for n, rows in found.items()}, caption=f"TP x PP x DP: 100B on 64 A100s of {cluster.device.memory_bytes / GIB:.1f} GiB; but for the last column, at 1536 sequences (predicted)"))
 
 # %% [markdown]
-# **Read it.** The planner lies up to 8% too high (section 4). Without recomputation, TP 4 needs eight stages: with four it lacks
-# 9.1 GiB, more than that error. TP 2 with sixteen lacks 2.9 GiB, less than it: whether that fits is open.
+# **Read it.** Without recomputation TP 4 needs eight stages: four lack 9.1 GiB, more than the planner's error of 2% to 8%
+# (section 4). TP 2 with sixteen lacks 2.9, less than that: it stays open, and is a tie at best.
 #
 # A TP group of 8 passes twice the tokens or layers of one of 4. 8 x 1 x 8 takes longest: it also recomputes,
-# and repeats these collectives. Each of its replicas has eight times the rows of one of FSDP's: in micro-batches of 6
-# it would gather eight times as often, in those of 48 as often.
+# and repeats these collectives.
 #
 # The planner's formula, for $m$ micro-batches and $p$ stages of $v$ chunks each:
 #
@@ -144,9 +143,9 @@ print(f"4 x 8 x 2 by hand: products at {rate / 1e12:.0f} TFLOP/s {products:.1f} 
 print(f"by the planner: {in_3d.time.matmul:.1f} s (uneven tiles too), {in_3d.time.tensor_parallel:.1f} s (hops too), {in_3d.time.pipeline:.1f} s (sends too)")
 
 # %% [markdown]
-# Can the planner rank layouts? Hugging Face's Ultra-Scale sweep ran many on 8 to 256 H100s. Half of its lines set the planner's
-# constants; these pairs are from the *other* half. Of any two plans for one model, batch and number of GPUs: was the one that
-# it calls faster the faster one?
+# Can the planner rank layouts? Hugging Face's Ultra-Scale sweep ran many on 8 to 256 H100s. The half of its lines
+# that set the planner's constants is left out. Of two plans for one model, batch and number of GPUs: was the one that it calls
+# faster the faster one?
 
 # %%
 pairs, edges = ratios.ranked_pairs(held_out=True), (1, 1.1, 1.2, 1.5, 100)
@@ -155,10 +154,10 @@ for low, high in itertools.pairwise(edges):
     print(f"predicted ratio {low} to {high}: {len(right):4} pairs, {sum(right) / len(right):.0%} in the predicted order (published)")
 
 # %% [markdown]
-# From 1.2 on nearly all are. **Below 1.2 is a tie.** The sweep has no A100 and no FSDP: there ratios are less sure.
+# From 1.2 on nearly all are. **Below 1.2 is a tie.** The sweep has neither A100s nor FSDP: their ratios are less sure.
 #
-# A verdict must also outlive wrong constants. The bars take the rates of ports, NVLink and products (or the share reached
-# of them) one at a time at half and at twice. Which stay inside the shade, which outside?
+# A verdict must also outlive wrong constants. The bars take the rates of ports, NVLink and products one at a time at half
+# and at twice. Which stay inside the shade, which outside?
 
 # %%
 nearness = {}
@@ -171,7 +170,7 @@ show(ratios.draw_ratios(nearness, tie=1.2, title="Step over the fastest one's; m
      "1.2. At 64 sequences 4 x 8 x 2 in 5 chunks is always the fastest, 4 x 8 x 2 a tie, and all layouts that recompute lie above 1.2.")
 
 # %% [markdown]
-# Those rows were picked by hand. Next, every TP, PP and DP, recomputed or not, in micro-batches of 1 to 48 rows, and in 1, 2 or 5 chunks:
+# Next, not picked rows but every split, recomputed or not, in several micro-batches and chunks:
 
 # %%
 for n in (1536, 256, 64, 32, 16):
@@ -181,13 +180,13 @@ for n in (1536, 256, 64, 32, 16):
     print(f"{n:>4} sequences: of {len(every)}, {plan.tp} x {plan.pp} x {plan.dp}, chunks: {plan.virtual_stages}, is the fastest that fits; 4 x 8 x 2 takes {times:.2f} times as long (predicted)")
 
 # %% [markdown]
-# **The verdict.** TP 4 x PP 8 x DP 2 fits without recomputation. From 64 to 1,536 sequences no layout that fits beats it by more than
-# a tie (1.2 times); with 32 or fewer, itself in chunks does. By the planner, 8 x 1 x 8 loses at both batches of the
-# picture, FSDP alone at 64 sequences; TP 8 stays open. Should 2 x 16 x 2 fit, it is a tie too. Recomputing only some layers was not tried.
+# **The verdict.** TP 4 x PP 8 x DP 2 fits without recomputation, and from 64 to 1,536 sequences nothing that fits beats it by more
+# than a tie (1.2 times). At 32, stages in 5 chunks do. In the picture 8 x 1 x 8 loses twice, FSDP alone at 64; TP 8 stays
+# open. Recomputing some layers only was not tried.
 #
 # ## 2. Compose
 #
-# Next, the losses of one process, in float64, so that a wrong sum cannot hide in rounding. Texts end early,
+# Next, the losses of one process, in float64: no wrong sum hides in rounding. Texts end early,
 # each elsewhere: replicas have unequal numbers of tokens.
 
 # %%
@@ -314,8 +313,6 @@ for number, name, right in ((0, "losses", alone), (1, "norms", norms_alone)):
     assert apart < 1e-9, f"{name}: another model is trained; which of the four sums is wrong?"
 
 # %% [markdown]
-# **Read it.** Every rank agrees with one process to float64's last digits.
-#
 # ## 3. The usual bugs
 #
 # Four bugs break this without an error:
@@ -379,8 +376,8 @@ check("14.which_bug", which_bug)
 # %% [markdown]
 # ## 4. Real size: the memory of every stage
 #
-# Next, does every stage fit? In a simulation one rank runs its whole program on tensors without data, and their bytes are
-# counted. First its test: a small model on eight real ranks, metered, beside the same program simulated. They lie within 1%.
+# Next, does every stage fit? In a simulation one rank runs its whole program on tensors without data, whose bytes are
+# counted. First its test, a small model on eight real ranks, metered and simulated. They lie within 1%.
 
 # %%
 def program(config, dims, micro_batches, length, zero_stage=1):
@@ -419,8 +416,8 @@ for stage, rank in enumerate((0, 4)):
 # %% [markdown]
 # Then real sizes. By [Korthikanti and others](https://arxiv.org/abs/2205.05198) the first of $p$ interleaved stages, recomputing
 # selectively, keeps for backward these bytes, of $L$ layers, width $h$, $t$ slices and $b$ rows of $s$ tokens:
-# $34sbh\frac{L}{t}(1 + \frac{p-1}{pv})$. Their 175 billion comes first, to test the planner: Megatron's layers simulated, not
-# `program`. Then `program` at section 1's layout and at 2 x 16 x 2. Look which stage is fullest:
+# $34sbh\frac{L}{t}(1 + \frac{p-1}{pv})$. Their 175 billion comes first, a program of Megatron's layers. Then
+# `program`, with section 1's layout and 2 x 16 x 2. Look which stage is fullest:
 
 # %% jupyter={"source_hidden": true}
 LARGE, TOKENS = model_shape("megatron-175b"), 2048
@@ -458,7 +455,7 @@ show(draw_stage_memory(in_3d, title="100B, TP 4 x PP 8 x DP 2: one GPU of each s
 
 # %% [markdown]
 # **Read it.** Of $p$ stages, stage $i$ has $p - i$ micro-batches *in flight*, whose activations wait for backward. Stages 6 and 7
-# have so few that they are fullest later: in the optimizer's step, by its temporaries.
+# are fullest later, by temporaries of the optimizer's step.
 # **The fullest stage decides: here it is the first.** Where logits outweigh activations, as in Llama 1B, it is the last.
 #
 # The planner lies 2% to 8% above the program. By the program 2 x 16 x 2 has 0.8 GiB to spare: too little to plan on.
@@ -483,8 +480,7 @@ for axis in ("tp", "pp", "shard"):
 # %% [markdown]
 # Traffic over *tp* and *pp* grows with the micro-batches; *shard* sends once a step. From here this rank stands for all 64.
 #
-# Which bytes leave a node depends on where neighbours lie. Ranks are numbered axis by axis, `tp < shard < pp` along *tp* first.
-# Look at the gap:
+# Which bytes leave a node? Ranks are numbered axis by axis, `tp < shard < pp` along *tp* first. Look at the gap:
 
 # %%
 step_sent = {axis: counted[axis] * (1 if axis == "shard" else three.micro_batches(batch) / few) for axis in counted}  # between the ends
@@ -536,15 +532,15 @@ for name, scheme in SCHEMES.items():
     print(f"{name:25} {sent:4.1f} bytes a parameter leave a node, {ONE.parameter_count * sent / ethernet:3.0f} s a step at {ethernet / slow.network_bytes_per_second:.0%} of 1.25 GB/s (predicted)")
 
 # %% [markdown]
-# **Read it.** No. The **logits** fill the card, and FSDP does not share those out: take smaller micro-batches, or the loss in
-# chunks ([lesson 05](../intermediate/05_checkpointing.ipynb)). Data parallelism is enough. FSDP gathers *in every micro-batch*. It also
-# reduces in each, unless `set_requires_gradient_sync(False)` holds until the last. Between nodes the others send once a step,
-# HSDP with `set_requires_all_reduce(False)` until the last.
+# **Read it.** No: data parallelism is enough. The **logits** fill the card, and FSDP does not share those out: take smaller
+# micro-batches, or the loss in chunks ([lesson 05](../intermediate/05_checkpointing.ipynb)). FSDP gathers *in every micro-batch*, and
+# reduces in each but under `set_requires_gradient_sync(False)`. Between nodes the others send once a step, HSDP with
+# `set_requires_all_reduce(False)` until the last.
 #
 # ## Recap
 #
-# 1. *Layout.* TP 4 x PP 8 x DP 2 fits without recomputation. From 64 to 1,536 sequences no layout that fits beats it by more than
-#    a tie (1.2 times); with 32 or fewer, itself in chunks does.
+# 1. *Layout.* TP 4 x PP 8 x DP 2 fits without recomputation, and from 64 to 1,536 sequences nothing that fits beats it by more
+#    than a tie (1.2 times). At 32, stages in 5 chunks do.
 # 2. *Losses* stay those of one process if four sums and the rows are right.
 # 3. *Memory.* The fullest stage decides: here it is the first.
 # 4. *Bytes.* Few leave the nodes if a TP group stays inside: 0.72%, else 99%.
@@ -560,8 +556,8 @@ for name, scheme in SCHEMES.items():
 # **Where next.** The [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy (`make my-labs`), and its
 # [solution](../../solutions/advanced/14_three_dimensions.ipynb); [Narayanan and others 2021](https://arxiv.org/abs/2104.04473).
 #
-# The last cell's script as printed, in eight processes. Then in fp32: in one, in eight, and resumed after two steps in eight with
-# other sizes. Losses and norms of the three agree in every digit.
+# The last cell's script as printed; then in fp32, as `fp32.py`: in one process, in eight, and resumed in eight with other sizes. These
+# three agree in every digit.
 
 # %%
 with scratch("lesson-14") as folder:
@@ -719,9 +715,9 @@ print(f"the plan for torchrun, Megatron-LM and others: {len(files)} files in bui
 # torch.distributed.destroy_process_group()
 # ```
 #
-# All nodes must share the folder. Left to you: norms and attention, which the toy lacks (a parameter that `plan` leaves out lies on another mesh,
-# and `get_total_norm` raises; attention has heads / tp), unequal numbers of tokens (divide by all, as `train` does), logits split
-# over tp (`loss_parallel()` around the step), tied embeddings (`add_up_ends`, `clip_tied`).
+# Left to you: norms and attention (`get_total_norm` raises if `plan` leaves out a parameter), a folder that all nodes share, unequal
+# numbers of tokens (as in `train`), logits split over tp (`loss_parallel()` around the step), tied embeddings
+# (`add_up_ends`, `clip_tied`).
 #
 # **Megatron-LM.** In the course's folder: `shape` is a `model_shape(...)`, or a `ModelShape` of your own.
 #
