@@ -133,7 +133,7 @@ display(layout_table({n: list(rows.values()) for n, rows in found.items()}, capt
 #
 # $$\text{step} = m\,t\,\Big(1 + \frac{p-1}{v\,m}\Big) + \text{sends} + \text{waits for shard},\quad t = \text{products} + \text{data moved} + \text{recomputed} + \text{waits for tp}$$
 
-# %%
+# %% jupyter={"source_hidden": true}
 m, p, piece = three.micro_batches(batch), three.pp, 2 * batch.sequence_length * HUNDRED.hidden  # bytes between two blocks
 rate = 1e12 * cluster.device.matmul_ceiling_tflops * calibration.AMPERE_SUSTAINED
 link = cluster.device.peer_link.sustained_bytes_per_second * calibration.BESIDE_TRAINING
@@ -354,7 +354,7 @@ def every_bug(steps):
 runs = run_ranks(every_bug, 8, 2, timeout_seconds=300)  # two steps each
 tied_alone = one_process(2, tied=True)
 
-# %% jupyter={"source_hidden": true}
+# %%
 references = {name: tied_alone if "tied" in name else (alone[:2], norms_alone) for name in runs[0]}
 show(bugs.draw_bugs(runs, references, title="Each run against one process"),
      alt="A row a run. Left, loss less that of one process in two steps: other rows and the mean of means differ from step 1, copies that are not "
