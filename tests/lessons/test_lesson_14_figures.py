@@ -9,8 +9,8 @@ from utils.lessons.lesson_14.bugs import draw_bugs
 from utils.lessons.lesson_14.groups import draw_groups
 from utils.lessons.lesson_14.orders import draw_orders
 from utils.lessons.lesson_14.ratios import (
-    bloom_pair,
     draw_ratios,
+    every_layout,
     halved_and_doubled,
     nearness,
     ranked_pairs,
@@ -142,14 +142,34 @@ def test_pairs_that_ran_are_ranked_by_the_planner():
     far = [pair.published > 1 for pair in pairs if pair.predicted >= 1.2]
     near = [pair.published > 1 for pair in pairs if pair.predicted < 1.1]
     assert sum(far) / len(far) > 0.95 > 0.8 > sum(near) / len(near)
-    assert bloom_pair().published == pytest.approx(114.11 / 111.89)
+    half = ranked_pairs(held_out=True)
+    assert 1000 < len(half) < len(pairs) / 2 and set(half) < set(pairs)
+
+
+def test_every_layout_is_tried_once_and_what_the_planner_refuses_is_left_out():
+    cluster, batch = Cluster(gpu="A100-80GB", nodes=1), Batch(sequences=8, sequence_length=2048)
+
+    def estimated(tp, pp, dp, recompute, rows, chunks):
+        rows = min(rows, batch.sequences // dp)
+        plan = Plan(
+            tp=tp, pp=pp, dp=dp, recompute=recompute, micro_batch=rows, virtual_stages=chunks
+        )
+        return estimate("llama-2-7b", cluster, plan, batch)
+
+    plans = [each.plan for each in every_layout(estimated, ranks=8)]
+    assert len(plans) == len(set(plans)) and {plan.ranks for plan in plans} == {8}
+    assert {(plan.tp, plan.pp) for plan in plans if plan.recompute == "full"} >= {(1, 8), (8, 1)}
+    assert all(plan.virtual_stages == 1 for plan in plans if plan.pp == 1)
+    assert not [plan for plan in plans if plan.tp * plan.pp > 8], "no more ranks than there are"
 
 
 def test_ratios_are_bars_with_their_verdict():
-    rows = {"a": [1.0, 1.1, 1.0], "b": [1.3, 1.25, 9.0]}
+    rows = {"a": [1.0, 1.1, 1.0], "b": [1.3, 1.25, 9.0], "c": [1.0, 1.0, 1.0]}
     figure = draw_ratios({"64 sequences": rows, "8 sequences": rows}, tie=1.2)
     said = [text.get_text() for text in figure.axes[0].texts]
-    assert said == ["1.00 to 1.10: tie", "1.25 to 9.00: loses"]
+    assert said == ["1.00 to 1.10: tie", "1.25 to 9.00: loses", "1.00: always the fastest"]
+    bars = [line for line in figure.axes[0].lines if line.get_linewidth() == 7]
+    assert {bar.get_solid_capstyle() for bar in bars} == {"butt"}, "a bar ends at its number"
     assert len(figure.axes) == 2 and "predicted" in figure.get_supxlabel()
     with pytest.raises(ValueError, match="the same layouts"):
         draw_ratios({"64": rows, "8": {"a": [1.0]}}, tie=1.2)
