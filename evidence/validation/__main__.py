@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from evidence.validation import finetunes
 from evidence.validation.comparison import summarize
 from evidence.validation.peers import PeerError, compare_peers
 from evidence.validation.report import SOURCES, print_summaries, print_worst, validate
-from evidence.validation.simulation_peers import cpu_peers
-from evidence.validation.simulation_report import LEFT_OUT, report, simulated_against_published
 
 
 def main() -> None:
@@ -25,7 +22,15 @@ def main() -> None:
         validate(tuple(asked.source))
         print_worst(tuple(asked.source), asked.rows)
         return
-    every = asked.all
+    _all(asked.all)
+
+
+def _all(every: bool) -> None:
+    # These load torch and transformers, which the planner's own tables do without.
+    from evidence.validation import finetunes
+    from evidence.validation.simulation_peers import cpu_peers
+    from evidence.validation.simulation_report import LEFT_OUT, report, simulated_against_published
+
     validate()
     print()
     print_summaries(summarize(finetunes.comparisons(finetunes.CASES if every else finetunes.QUICK)))

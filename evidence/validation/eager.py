@@ -1,7 +1,7 @@
 """Seconds of fine-tunes by transformers and peft on one GPU: Qwen's tables, PEFT's comparison.
 
 The planner's seconds have no constant from these rows. The interval that it prints for them
-(`estimate.EAGER_INTERVAL`) was set on the even lines of each table.
+(`plan_estimate.EAGER_INTERVAL`) was set on the even lines of each table.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def test_a_card_of_blackwells_time_is_a_faster_ada():
     assert sustained_share(card) == sustained_share(ada)
     faster = flash_flops_per_second(card, None, 1e6) / flash_flops_per_second(ada, None, 1e6)
     assert faster == pytest.approx(1.27)
-    with pytest.raises(ValueError, match=r"GPU has compute capability 14.0, .* SUSTAINED"):
+    with pytest.raises(ValueError, match=r"GPU has compute capability 14.0, .* GENERATION_SHARES"):
         sustained_share(replace(ada, name="GPU", capability=(14, 0)))
 
 

@@ -33,7 +33,7 @@ class Lora:
         keeps_inputs: Quantized matrices keep their inputs although they are frozen, as bitsandbytes
             did in 2023 (0.41, autograd/_functions.py: ctx.tensors = (A, B)).
         fused: q, k and v are one matrix whose adapters share their input (litgpt), see
-            `activations._fused_adapters`; else each adapter keeps its own.
+            `saved_tensors._fused_adapters`; else each adapter keeps its own.
     """
 
     rank: int = 8

@@ -48,6 +48,6 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'utils.techniques' has no name {name!r}")
+        raise AttributeError(f"utils.techniques has no name {name!r}; it offers: {sorted(_HOME)}")
     found = getattr(importlib.import_module(f"utils.techniques.{_HOME[name]}"), name)
     return checked(found, __name__)

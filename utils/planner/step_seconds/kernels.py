@@ -26,7 +26,7 @@ MEAN_SUSTAINED = (
 # By the generation whose matrix instructions a device has: its capability's first number, but for
 # cards of Blackwell's time (12), which have neither Hopper's instructions nor a data center's power
 # limit, and which no run was compared for: they are taken for faster cards of the generation before.
-SUSTAINED = {
+GENERATION_SHARES = {
     7: calibration.AMPERE_SUSTAINED,
     8: calibration.AMPERE_SUSTAINED,
     9: calibration.HOPPER_SUSTAINED,
@@ -67,17 +67,17 @@ def ceiling_flops_per_second(gpu: Device, precision: str = "bf16") -> float:
 
 
 def instruction_generation(gpu: Device) -> int:
-    """Of an NVIDIA device's matrix instructions: 7, 8, 9 or 10, a key of `SUSTAINED`.
+    """Of an NVIDIA device's matrix instructions: 7, 8, 9 or 10, a key of `GENERATION_SHARES`.
 
     Raises:
         ValueError: its capability is none that the tables here know.
     """
     major = gpu.capability[0]
     found = INSTRUCTIONS_OF.get(major, major)
-    if found not in SUSTAINED:
+    if found not in GENERATION_SHARES:
         raise ValueError(
             f"{gpu.name} has compute capability {major}.{gpu.capability[1]}, and no speed was set "
-            f"for it: give it a row of SUSTAINED or INSTRUCTIONS_OF in {__name__}."
+            f"for it: give it a row of GENERATION_SHARES or INSTRUCTIONS_OF in {__name__}."
         )
     return found
 
@@ -90,7 +90,9 @@ def sustained_share(gpu: Device, precision: str = "bf16") -> float:
     the same generation; ceilings are of short runs. A maker of whom no run was published here gets
     the mean of those of whom there are: it was compared with nothing.
     """
-    share = MEAN_SUSTAINED if gpu.vendor != NVIDIA else SUSTAINED[instruction_generation(gpu)]
+    share = (
+        MEAN_SUSTAINED if gpu.vendor != NVIDIA else GENERATION_SHARES[instruction_generation(gpu)]
+    )
     if gpu.vendor == NVIDIA and gpu.board_watts and gpu.capability in LIMIT_WATTS:
         share *= (gpu.board_watts / LIMIT_WATTS[gpu.capability]) ** (1 / 3)
     return share * (1.0 if precision == "bf16" else calibration.FP8_SUSTAINED)
