@@ -7,7 +7,7 @@ from utils.planner.layout import Plan
 from utils.planner.plan_context import ClusterPlanContext, PlanContext
 from utils.planner.plan_estimate import Estimate
 from utils.planner.schedules import bubble_closed
-from utils.planner.stage_bytes import context_bytes
+from utils.planner.stage_bytes.decide import outside_allocator_bytes
 from utils.planner.stage_bytes.states import buffer_bytes, states
 from utils.planner.step_seconds.block_time import block_times
 
@@ -50,7 +50,7 @@ def average_block_seconds(context: ClusterPlanContext) -> float:
 def least_bytes(context: PlanContext) -> float:
     """Below what the fullest of the stages needs: its states, buffers and context."""
     plan = context.plan
-    return context_bytes(plan) + max(
+    return outside_allocator_bytes(plan) + max(
         sum(states(context, stage).values()) + buffer_bytes(plan, stage)
         for stage in context.distinct_stages
     )

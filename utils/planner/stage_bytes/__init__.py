@@ -1,5 +1,5 @@
 """Bytes of a rank: what lasts, what comes and goes, and the moment when both are most."""
 
-from utils.planner.stage_bytes.decide import context_bytes, kind_memories, memory, stage_memories
+from utils.planner.stage_bytes.decide import kind_memories, memory, stage_memories
 
-__all__ = ["context_bytes", "kind_memories", "memory", "stage_memories"]
+__all__ = ["kind_memories", "memory", "stage_memories"]

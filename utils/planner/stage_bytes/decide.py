@@ -59,7 +59,7 @@ def _stage_memory(context: PlanContext, stage: Stage) -> StageMemory:
         bytes_by_category=sums[phase],
         parameters=stage.parameters,
         in_flight=blocks,
-        context_bytes=context_bytes(context.plan),
+        context_bytes=outside_allocator_bytes(context.plan),
         gaps=calibration.FRAGMENTATION_ALONE if alone else calibration.FRAGMENTATION,
         host_bytes=on_host + away,
     )
@@ -92,7 +92,7 @@ def _added(lasting: dict[Category, float], moment: dict[Category, float]) -> dic
     return {name: lasting.get(name, 0.0) + moment.get(name, 0.0) for name in PREDICTED}
 
 
-def context_bytes(plan: Plan) -> float:
+def outside_allocator_bytes(plan: Plan) -> float:
     """CUDA's context, and the buffers of the plan's NCCL communicators."""
     axes = [plan.tp > 1, plan.dp * plan.cp > 1, plan.pp > 1]
     groups = sum(axes) if sum(axes) > 1 else 0  # one axis alone talks through the world's
