@@ -514,7 +514,9 @@ parts = run(1, {"one process, a half of it": partial(planted, "nothing")}) | run
 table_of_parts(parts, share=1 / 2).rename_axis(columns=f"ms a step, {Evidence.MEASURED}: median (middle half)")
 
 # %% [markdown]
-# **Read it.** In each row the planted part grew most (two ranks, one bucket); *waiting* names the slow rank, and why it is late.
+# **Read it.** Where 50 ms were planted, their part grew most (two ranks, one bucket); *waiting* names the slow rank, and why it is
+# late. Row *nothing* shows what a busy machine alone makes of it: trust only what is far above.
+#
 # At work take `take_apart` and `sources/beginner/04_four_ranks/taking_apart.py` (imported above), with a model that you throw away
 # (the hook stays). Run one process first, and read the part that grew most. (`share=1` where each rank takes as many items.)
 #
