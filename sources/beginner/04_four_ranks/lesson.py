@@ -13,8 +13,9 @@
 #
 # **One question.** Your training runs in one process. What makes four processes train the *same* model, and what does it cost?
 #
-# **The answer, shown below.** Equal starts and averaged gradients make them one model. In memory only activations are divided. Every
-# gradient is sent in each step: while the link keeps up with backward, only the last ones cost time.
+# **The answer, shown below.** Equal starts and averaged gradients make them one model, where shares weigh the same and nothing looks
+# across the batch. In memory activations are divided; parameters, gradients and optimizer state are not. Every gradient is sent in
+# each step: while the link keeps up with backward, only the last ones cost time.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -130,7 +131,6 @@ def train(wrap, after_backward=None, *, batch=BATCH, steps=3, dtype=torch.float3
     step = make_step(model, optimizer, after_backward)
     return training.observe(model, optimizer, step, loader, steps=steps, dtype=dtype, at_start=at_start, metered=metered)
 
-
 def unchanged(model):
     return model
 
@@ -146,7 +146,7 @@ print("at the start:", hand.at_start, "\nin a step:   ", hand.sent)
 assert hand.sent.payload_bytes == hand.at_start.payload_bytes == 4 * P, "not every gradient once"
 
 # %% [markdown]
-# **Read it.** Each rank puts in exactly $4P$ bytes a step: every gradient once. How do sums reach all ranks? In a *ring* $N$ ranks
+# **Read it.** Each rank puts in exactly $4P$ bytes a step: every gradient once. In a *ring* $N$ ranks
 # cut $B$ bytes into $N$ shares, which all travel at once. Follow share A: three hops make the whole sum, three more bring it to all.
 
 # %%
@@ -206,38 +206,52 @@ faults.map("{:.0e}".format)
 
 # %%
 VIEWS = partial(DistributedDataParallel, gradient_as_bucket_view=True)
-DDP_WAYS = {"four ranks, DDP": partial(train, DistributedDataParallel, metered=True), "four ranks, DDP, views": partial(train, VIEWS, metered=True)}
+DDP_WAYS = {"four ranks, DDP": partial(train, DistributedDataParallel, metered=True),
+            "four ranks, DDP, views": partial(train, VIEWS, metered=True)}
 OTHERS = {batch: partial(train, DistributedDataParallel, batch=batch, metered=True) for batch in (32, 128)}
-LONG, SINGLE = partial(NARROW, steps=24), partial(NARROW, steps=24, dtype=torch.float32)
-OVER_24 = {"DDP, fp64": partial(LONG, DistributedDataParallel), "DDP, fp32": partial(SINGLE, DistributedDataParallel), "not reduced, fp64": partial(LONG, share_start)}
-four, alone = run(4, DDP_WAYS | OTHERS | OVER_24), run(1, {"fp64": partial(LONG, unchanged), "fp32": partial(SINGLE, unchanged)})
+four = run(4, DDP_WAYS | OTHERS)
 ways |= {name: four[name] for name in DDP_WAYS}
-one, ddp = ways["one process"], ways["four ranks, DDP"]
-for batch, found in {32: four[32], 64: ddp, 128: four[128]}.items():
-    print(f"batch {batch:>3}: a DDP rank's peak is {found.memory.peak_bytes / one_process[batch].memory.peak_bytes:.0%} of one process's ({Evidence.MEASURED})")
-print(f"your bet, for 64: {my_bet_percent}%")
-halved, doubled = (f"{scaled_peak_bytes(ddp, factor) / scaled_peak_bytes(one, factor):.0%}" for factor in (0.5, 2))
-print("rest of one process at these batches:", *(format_bytes(scaled_peak_bytes(each, 2) - scaled_peak_bytes(each, 1)) for each in one_process.values()), f"({Evidence.MEASURED})")
-print(f"If rest were halved, the answer would be {halved}; doubled, {doubled} ({Evidence.PREDICTED})")
-off = {name: largest_difference(four[name].losses, alone[name.split()[-1]].losses, 24) for name in OVER_24}
-print("largest relative difference of a loss from one process's, 24 steps:", *(f"{name} {by:.0e}" for name, by in off.items()), sep="  ")
-assert off["DDP, fp64"] < 1e-10 < 1e-2 < off["not reduced, fp64"], "DDP should train the same model, and the fault should not"
-print(f"\nRank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()}):")
+print(f"Rank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()}):")
 training.table_of(ways)
 
+# %% jupyter={"source_hidden": true}
+one, ddp = ways["one process"], ways["four ranks, DDP"]
+for batch, found in {32: four[32], 64: ddp, 128: four[128]}.items():
+    alone = one_process[batch]
+    rest = format_bytes(scaled_peak_bytes(alone, 2) - scaled_peak_bytes(alone, 1))  # the peak with rest doubled, less the peak
+    print(f"batch {batch:>3}: a DDP rank's peak is {found.memory.peak_bytes / alone.memory.peak_bytes:.0%} of one process's,",
+          f"whose rest is {rest} ({Evidence.MEASURED})")
+halved, doubled = (f"{scaled_peak_bytes(ddp, factor) / scaled_peak_bytes(one, factor):.0%}" for factor in (0.5, 2))
+print(f"your bet, for 64: {my_bet_percent}%. If rest were halved, the answer would be {halved}; doubled, {doubled} ({Evidence.PREDICTED})")
+
 # %% [markdown]
-# **Read it.** The larger the batch, the nearer a quarter: activations are divided, states are not. *Rest*, mostly a kernel's
-# scratch, grows little with the batch: it differs between machines, and your bet's answer with it. Buckets are one more copy of the
-# gradients, which views save where backward ends. Over 24 steps only the last digits differ.
+# **Read it.** A rank's peak is states, buckets and rest, plus a quarter of the activations. So the larger the batch, the nearer a
+# quarter: at section 6's size, where activations are nearly all, 26%. *Rest*, mostly a kernel's scratch, shrinks a little: it
+# differs between machines, and your bet's answer with it.
+#
+# Buckets are one more copy of the gradients. Views save it where backward ends, but hardly at this peak. Do 24 steps
+# train one model?
+
+# %%
+LONG, SINGLE = partial(NARROW, steps=24), partial(NARROW, steps=24, dtype=torch.float32)
+alone = run(1, {"fp64": partial(LONG, unchanged), "fp32": partial(SINGLE, unchanged)})
+over_24 = run(4, {"DDP, fp64": partial(LONG, DistributedDataParallel), "DDP, fp32": partial(SINGLE, DistributedDataParallel),
+                  "not reduced, fp64": partial(LONG, share_start)})
+off = {name: largest_difference(found.losses, alone[name[-4:]].losses, 24) for name, found in over_24.items()}
+print("largest relative difference of a loss from one process's:", *(f"{name} {by:.0e}" for name, by in off.items()), sep="  ")
+assert off["DDP, fp64"] < 1e-10 < 1e-2 < off["not reduced, fp64"], "DDP should train the same model, and the fault should not"
+
+# %% [markdown]
+# **Read it.** DDP differs in the last digits only.
 #
 # ### What the gradient test lets pass
 #
 # The test deals out shares and calls DDP itself. A loop may keep one process's loader, or go around DDP by `model.module(x)`.
-# After a real step `check_ranks` compares weights, and counts items drawn twice.
+# After a real step `check_ranks` compares the norm of each weight tensor, and counts items drawn twice.
 
 # %%
 def check_ranks(model, loader):  # each rank calls it; right: 0 and 0
-    mine = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()])
+    mine = torch.stack([parameter.detach().double().norm() for parameter in model.parameters()])
     dist.broadcast(of_rank_0 := mine.clone(), src=0)
     differs = torch.tensor(not mine.equal(of_rank_0), device=mine.device).int()
     drawn = [item for batch in loader.batch_sampler or [loader.sampler] for item in batch]
@@ -267,7 +281,7 @@ pd.DataFrame(loops).T.rename_axis(columns=f"({Evidence.MEASURED})")
 # Backward makes the last layer's gradients first, and DDP reduces a full bucket *while* backward goes on. By default the first is
 # full at 1 MiB, others at 25 MiB.
 #
-# What does that hide? Laptops are noisy: here layers and link *sleep*. In backward each of four layers sleeps 50 ms and makes
+# What does that hide? Here layers and link *sleep*. In backward each of four layers sleeps 50 ms and makes
 # 1 MiB of gradients. The link sleeps 40 ms a MiB: it is a **comm hook**, which DDP calls with each full bucket. A bucket begins
 # when it is full and the link is free. **Predict** how long backward takes with four buckets, with one all-reduce, and at half
 # the rate.
@@ -339,13 +353,12 @@ for inside, payload_bytes in run_ranks(lambda: {name: payload_of_four_parts(*qui
 #
 # ## 4. Where the equality ends
 #
-# Four ranks equal one process only if shares weigh the same and no layer looks at a share as a whole.
-#
 # ### The last uneven batch
 #
-# All ranks must take as many steps: one that waits alone in an all-reduce
+# A rank that waits alone in an all-reduce
 # [fails after minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
-# So `DistributedSampler` repeats items, or leaves some out.
+# So `DistributedSampler` repeats items, or leaves some out: all ranks take as many steps.
+# ([`join()`](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html) allows unequal counts.)
 #
 # **Question.** 1,003 items over 8 ranks, padded: how many items of an epoch are repeats?
 
@@ -358,8 +371,7 @@ repeated_items = ...
 check("04.repeated_items", repeated_items)
 
 # %% [markdown]
-# **Read it.** Padded, items 0 and 1 count double; with `drop_last` 8 and 9 are left out. `sampler.set_epoch(epoch)` makes another
-# order in each epoch.
+# **Read it.** Padded, items 0 and 1 count double; with `drop_last` 8 and 9 are left out.
 #
 # ### A mean over tokens
 #
@@ -386,7 +398,8 @@ assert token_errors.pop("by_tokens") < 1e-12 < 0.05 < min(token_errors.values())
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> transformers fixed this mistake
 # <a href="https://github.com/huggingface/transformers/pull/34191">within a process</a> in October 2024, across devices
-# <a href="https://github.com/huggingface/transformers/pull/39395">since 4.54</a>.</div>
+# <a href="https://github.com/huggingface/transformers/pull/34373">by an option</a>, which is the
+# <a href="https://github.com/huggingface/transformers/pull/39395">default since 4.54</a>.</div>
 #
 # ### Batch norm looks at its own share
 #
@@ -404,8 +417,8 @@ assert from_quarters < 1e-12 < 1e-3 < from_whole, "four ranks should follow the 
 
 # %% [markdown]
 # **Read it.** Four ranks follow the quarters. DDP broadcasts *rank 0's* running statistics before each forward, then each
-# rank updates its own: evaluate and save rank 0's. Below 16 images a GPU ([Wu and He](https://arxiv.org/abs/1803.08494), figure 1)
-# take `SyncBatchNorm`.
+# rank updates its own: evaluate and save rank 0's. Below 16 images a GPU its error rises
+# ([Wu and He](https://arxiv.org/abs/1803.08494), figure 1): `SyncBatchNorm` takes statistics over all ranks.
 #
 # ## 5. Is it faster? Scaling efficiency
 #
@@ -448,22 +461,24 @@ shown = {"all sending": [f"{1e3 * at_worst(name):.1f}" for name in links]} | sho
 pd.DataFrame(shown, links).rename_axis(columns="ms a step (predicted, eight A100s, AMP)")
 
 # %% [markdown]
-# **Read it.** On NVLink all sending takes 0.6 ms, hidden or not. Eight GPUs lose 9.6 ms in TF32 and 19.6 ms under AMP: bytes do
+# **Read it.** On NVLink all sending takes 0.6 ms. Eight GPUs lose 9.6 ms in TF32 and 19.6 ms under AMP: bytes do
 # not explain that. At 25 Gbit/s the answer hangs on the assumptions: between 2.7 and 45.4 ms show beside AMP's 104 ms.
+# (DDP's `bf16_compress_hook` halves the bytes.)
 #
 # ### Why is it slow?
 #
-# Each rank notes when it has its batch, when its last bucket is full (computing is over), and when all is sent. The same step on
-# all ranks then has four parts:
+# A rank is *ready* when its last bucket is full. The rank that is ready first has five parts, whose sum is the step:
 #
 # | part | what it is | what helps |
 # |---|---|---|
-# | *loading* | until the last rank has its batch | more `num_workers` |
-# | *waiting* | from the first rank's last full bucket to the last rank's | equal shares and hardware |
-# | *DDP's part* | from there until all is sent | larger shares, `no_sync`, a faster link ([lesson 11](../advanced/11_links.ipynb)) |
+# | *loading* | until it has its batch | more `num_workers` |
+# | *computing* | from there until it is ready, less the fixed part | the clocks and cores that one process had |
 # | *fixed part* | twice the computing of half a share, less that of a share | larger shares |
+# | *waiting* | until the last rank is ready | equal shares and hardware |
+# | *DDP's part* | from there until all is sent | larger shares, `no_sync`, a faster link ([lesson 11](../advanced/11_links.ipynb)) |
 #
-# Each row below plants 50 ms a step (layers sleep again). **Predict** which part answers.
+# The measure is one process with the whole batch: two ranks should need half of each part. Each row below plants 50 ms a step
+# (layers sleep again). **Predict** which part grows.
 
 # %%
 def take_apart(model, loader, loss_of, send=allreduce_hook, rounds=12):
@@ -481,26 +496,29 @@ def take_apart(model, loader, loss_of, send=allreduce_hook, rounds=12):
 
 # %%
 def planted(fault):
+    def sleep(where):
+        time.sleep(0.05 * (fault.endswith(where) and (dist.get_rank() == 1 or "rank 1" not in fault)))
+
     def loss_of(model, batch):
-        time.sleep(0.05 * (fault == "every forward" or (fault == "rank 1's forward" and dist.get_rank() == 1)))
+        sleep("forward")
         return model(batch[0]).square().mean()
 
-    def late(loader):
-        for batch in loader:
-            time.sleep(0.05 * (fault == "the loader"))
-            yield batch
-
-    model = DistributedDataParallel(sending.sleepy_layers(1, seconds_per_item=0.001))  # one bucket, of 1 MiB
+    loader = sharded_loader(sending.sleepy_data(16 * BATCH), BATCH)
+    seconds_per_item = 0.001 + 0.05 / (BATCH / 2) * (fault == "every item")
+    model = DistributedDataParallel(sending.sleepy_layers(1, seconds_per_item))  # one bucket, of 1 MiB
     send = slow_link(0.05 / MIB, []) if fault == "the link" else allreduce_hook
-    return take_apart(model, late(sharded_loader(sending.sleepy_data(16 * BATCH), BATCH)), loss_of, send)
+    return take_apart(model, (sleep("loader") or batch for batch in loader), loss_of, send)
 
-FAULTS = ("nothing", "the loader", "rank 1's forward", "the link", "every forward")
-parts = run(2, {fault: partial(planted, fault) for fault in FAULTS})
-table_of_parts(parts).rename_axis(columns=f"ms a step, {Evidence.MEASURED}: median (middle half)")
+FAULTS = ("nothing", "every loader", "rank 1's loader", "every item", "every forward", "rank 1's forward", "the link")
+parts = run(1, {"one process, a half of it": partial(planted, "nothing")}) | run(2, {fault: partial(planted, fault) for fault in FAULTS})
+table_of_parts(parts, share=1 / 2).rename_axis(columns=f"ms a step, {Evidence.MEASURED}: median (middle half)")
 
 # %% [markdown]
-# **Read it.** Each part answers its own fault, and *waiting* names the slow rank. At work take `take_apart` and
-# `sources/beginner/04_four_ranks/taking_apart.py`, with a model that you throw away (the hook stays), and read the largest part.
+# **Read it.** Where 50 ms were planted, their part grew most (two ranks, one bucket); *waiting* names the slow rank, and why it is
+# late. Row *nothing* shows what a busy machine alone makes of it: trust only what is far above.
+#
+# At work take `take_apart` and `sources/beginner/04_four_ranks/taking_apart.py` (imported above), with a model that you throw away
+# (the hook stays). Run one process first, and read the part that grew most. (`share=1` where each rank takes as many items.)
 #
 # ## 6. The scenarios as asked
 #
@@ -515,25 +533,26 @@ print(bet)
 asked
 
 # %% [markdown]
-# **Read it.** Four GPUs need little more each than one, and about a quarter of the time. AMP nearly halves the peak. Minutes
-# range from no loss to that of NVIDIA's eight (AMP's with `--channels-last`). Your bet's answer is 26% here: states are little
-# beside activations.
+# **Read it.** Four GPUs need little more each than one, and about a quarter of the time. AMP nearly halves the peak. Minutes, of
+# ImageNet, range from no loss to that of NVIDIA's eight (AMP's with `--channels-last`).
 #
 # *"Our CNN trains on CIFAR-10. Move it to four GPUs."* Keep batch, rate and schedule: `train.py` takes the same images in
-# each step. With `--size 224` it measures the table on *your* GPUs: compare images a second.
+# each step, and prints seconds and peak of *your* GPUs (`--size 224`: images as large as the table's). Here `--fake` takes one
+# step with random images: is the saved model the judged one?
 
 # %%
 here.write_script("train.py", training.script_text())
 with scratch("lesson-04") as folder, contextlib.chdir(folder):  # it saves model.pt where it is started
     printed = training.run_script(here.root / "build/lesson-04/train.py", 2, "--network", "shufflenet_v2_x0_5", "--epochs", "1", "--fake")
-pd.DataFrame({f"accuracy ({Evidence.MEASURED})": training.judged_twice(printed)}, ["judged by two ranks", "model.pt, loaded by one process"])
+pd.DataFrame({f"accuracy on random images ({Evidence.MEASURED})": training.judged_twice(printed)}, ["judged by two ranks", "model.pt, loaded by one process"])
 
 # %% [markdown]
 # ## Recap
 #
 # - **The same model.** Equal starts and averaged gradients make them one model, where shares weigh the same and nothing looks
 #   across the batch.
-# - **Memory.** Only activations are divided; [lesson 09](../intermediate/09_sharding.ipynb) divides the states.
+# - **Memory.** Activations are divided; parameters, gradients and optimizer state are not
+#   ([lesson 09](../intermediate/09_sharding.ipynb) divides those).
 # - **Time.** Every gradient is sent in each step, $4P$ bytes of payload: while the link keeps up with backward, only the last ones
 #   cost time.
 #
@@ -541,7 +560,7 @@ pd.DataFrame({f"accuracy ({Evidence.MEASURED})": training.judged_twice(printed)}
 #
 # <details><summary>Answer</summary>
 #
-# Take a step apart as in section 5: read the largest part.
+# Take a step of one and of eight apart, as in section 5, and read the part that grew most.
 #
 # </details>
 #
@@ -656,7 +675,8 @@ pd.DataFrame({f"accuracy ({Evidence.MEASURED})": training.judged_twice(printed)}
 # ```
 #
 # Evaluate in parts: ranks that wait may time out. At *Expected
-# to have finished reduction*, `TORCH_DISTRIBUTED_DEBUG=DETAIL` names the parameter without a gradient: use, freeze or drop it.
+# to have finished reduction*, `TORCH_DISTRIBUTED_DEBUG=DETAIL` names the parameter without a gradient: use,
+# freeze or drop it, or give DDP `find_unused_parameters=True`.
 #
 # With transformers' `Trainer`:
 #

@@ -21,13 +21,23 @@ Moment: TypeAlias = "float | torch.cuda.Event"
 
 
 class Parts(NamedTuple):
-    """Seconds of every step, on every rank the same; and which rank all others wait for."""
+    """Seconds of every step of the rank that is ready first; in each step they add up to the step.
+
+    `computing` is what shrinks with the share, `fixed` what does not. All others wait for
+    `slowest_rank`, which is later than the first one most by its `late_by`.
+    """
 
     loading: Tensor
+    computing: Tensor
+    fixed: Tensor
     waiting: Tensor
     ddps_part: Tensor
-    fixed: Tensor
     slowest_rank: int
+    late_by: str
+
+
+NAMES = {"loading": "loading", "computing": "computing", "fixed": "fixed part"}
+NAMES |= {"waiting": "waiting", "ddps_part": "DDP's part"}
 
 
 def moment(device: torch.device) -> Moment:
@@ -57,38 +67,48 @@ def parts_of_times(times: Tensor) -> Parts:
     """The parts from seconds since a step's begin: (steps, ranks, 4), as `parts_of` takes them."""
     whole, half = (steps[WARM_UP:] for steps in times.chunk(2))
     _, loaded, full, end = whole.unbind(-1)
-    computing, computing_half = full - loaded, half[..., 2] - half[..., 1]
-    fastest = int(computing.median(0).values.argmin())
+    computing, last_full = full - loaded, full.amax(1)
+    first, last = int(full.median(0).values.argmin()), int(full.median(0).values.argmax())
+    # Twice a half's computing holds what does not shrink with the share twice.
+    twice_a_half = 2 * (half[..., 2] - half[..., 1]).median(0).values[first]
+    fixed = twice_a_half - computing[:, first]
+    late = {"loading": loaded, "computing": computing}
     return Parts(
-        loading=loaded.amax(1),
-        waiting=full.amax(1) - full.amin(1),
-        ddps_part=end.amax(1) - full.amax(1),
-        # Twice a half's computing holds what does not shrink with the share twice.
-        fixed=2 * computing_half[:, fastest] - computing[:, fastest],
-        slowest_rank=int(full.median(0).values.argmax()),
+        loading=loaded[:, first],
+        computing=computing[:, first] - fixed,
+        fixed=fixed,
+        waiting=last_full - full[:, first],
+        ddps_part=end.amax(1) - last_full,
+        slowest_rank=last,
+        late_by=max(
+            late, key=lambda part: float((late[part][:, last] - late[part][:, first]).median())
+        ),
     )
 
 
-def table_of_parts(found: Mapping[str, Parts]) -> pd.DataFrame:
-    """A row a run, in ms: the median of its steps, and its middle half; the first row is the measure.
+def table_of_parts(found: Mapping[str, Parts], share: float) -> pd.DataFrame:
+    """A row a run, in ms: the median of its steps, and its middle half.
 
-    The last column names the part that grew most beyond the first row's, and of ranks that wait for
-    which one.
+    The last column names the part that grew most beyond the first row's, and of waiting for what.
+
+    Args:
+        found: the parts by run; the first one is one process.
+        share: of the items of one process's step that a rank takes; its row is printed times that.
     """
-    names = {"loading": "loading", "waiting": "waiting", "ddps_part": "DDP's part"}
-    names |= {"fixed": "fixed part"}
     first, rows = next(iter(found.values())), {}
     for run, parts in found.items():
-        row = {said: _told(getattr(parts, field)) for field, said in names.items()}
-        grown = {
-            said: float(getattr(parts, field).median() - getattr(first, field).median())
-            for field, said in names.items()
-        }
+        times = {said: getattr(parts, field) for field, said in NAMES.items()}
+        measure = {said: share * getattr(first, field) for field, said in NAMES.items()}
+        if parts is first:
+            times = measure
+        grown = {said: float(times[said].median() - measure[said].median()) for said in times}
         most = max(grown, key=lambda said: grown[said])
-        if most == names["waiting"]:
-            most += f", for rank {parts.slowest_rank}"
-        row["grew most"] = "" if parts is first else most
-        rows[run] = row
+        grown_ms = 1e3 * grown[most]
+        if most == NAMES["waiting"]:
+            most += f" for rank {parts.slowest_rank}'s {parts.late_by}"
+        row = {"step": _told(torch.stack(list(times.values())).sum(0))}
+        row |= {said: _told(each) for said, each in times.items()}
+        rows[run] = row | {"grew most": "" if parts is first else f"{most}, by {grown_ms:.0f}"}
     return pd.DataFrame(rows).T
 
 
