@@ -99,7 +99,7 @@ show(draw_moments(lines, title="The peak of a step: ResNet-50 (32 x 32, CIFAR st
      alt="Peak memory against the batch size. Up to 4 images both peaks lie in the optimizer step, on one flat line. "
      "Beyond, backward decides: fp32 rises from 5 images on, mixed precision from 9 on and about half as steeply.")
 
-# %%
+# %% jupyter={"source_hidden": true}
 def at_one_image(dtype):
     model, optimizer = build()
     model.to(device)
@@ -127,8 +127,8 @@ peaks.loc[[1, 4, 16, 64]].rename_axis("images").rename(columns={name: f"{name} (
 # ## 2. The conversion, by hand
 #
 # A GPU's *tensor cores* multiply fp16 numbers fast, and sum in fp32. So convolutions and linear layers compute in fp16, on 16-bit
-# copies, or *casts*, of weights and inputs. BatchNorm takes 16-bit inputs, but its few weights get no copy. But fp16 has few
-# digits and a small range: from 65,520 on a number is infinite, and below $2^{-25}$ it is 0. Three rules guard the rest:
+# copies, or *casts*, of weights and inputs. BatchNorm takes 16-bit inputs, but its few weights get no copy. Yet fp16 has few
+# digits and a small range: from 65,520 on a number is infinite, and below $2^{-25}$ it is 0. Three rules guard against that:
 #
 # - **Master weights.** The optimizer updates fp32 weights.
 # - **An fp32 loss.** Its exponentials and sums are fp32, too.
@@ -361,8 +361,8 @@ pd.concat({f"{Evidence.PREDICTED} (GiB)": guess, f"{Evidence.SIMULATED} (GiB)": 
 # **Read it.** At 1024 images the formula says 12.46 GiB, and the simulation 12.62. At 8 in fp32, where its two moments are
 # close, it says 0.45, and the simulation 0.52.
 #
-# **Can the peak rise?** At one image, if two habits meet. `Adam(..., fused=True)` makes no
-# temporaries: the lower row is $16P$. *Accumulated* gradients stay until the next backward: the upper row grows by $4P$.
+# **Can the peak rise?** At one image, if two habits meet. `Adam(..., fused=True)` makes no temporaries: the lower row is $16P$.
+# *Accumulated* gradients stay until the next backward: the upper row grows by $4P$.
 
 # %%
 habits = {"fused": {"fused": True}, "accumulated": {"keep": True}, "fused, accumulated": {"fused": True, "keep": True}}
@@ -376,8 +376,8 @@ print(f"peaks at one image ({Evidence.SIMULATED}), and their ratio by formula ({
 changed.round(2)
 
 # %% [markdown]
-# **Read it.** With both, the casts come on top, and mixed precision takes 7% more than fp32. With `fused` alone the
-# moment within backward decides.
+# **Read it.** With both, the casts come on top, and mixed precision takes 7% more than fp32. With `fused` alone the moment
+# within backward decides.
 #
 # ## 4. Twice as many images on a 16 GB card
 #
@@ -395,7 +395,8 @@ except OverBudgetError as error:
 
 # %% [markdown]
 # **Read it.** It does not fit. To find what does, draw a line through two peaks, and go down in steps of 32, until what the
-# simulated allocator *reserves* fits: tensors, gaps between them, and cache.
+# simulated allocator *reserves* fits: tensors, gaps between them, and cache. It knows no *workspace*, the memory in which cuDNN, a
+# GPU's library of convolutions, computes.
 
 # %%
 def find_limit(dtype, one, two):
@@ -430,9 +431,8 @@ show(figure, alt="Peak memory against batch size, two lines. fp32 meets what a T
      "near 1150. At 1024 images mixed precision lies below that level, and fp32 far above the picture.")
 
 # %% [markdown]
-# A simulation cannot know how much *workspace*, memory to compute in, cuDNN takes, a GPU's library of convolutions. Here is the
-# record of an H200: free, then held to 16 GB (14.90 GiB) at the largest batch that fits. *TF32* rounds the factors of fp32
-# products to fp16's 10 binary digits; a T4 cannot. Look at `reserved - simulated` in the last two rows.
+# How much workspace? Here is the record of an H200: free, then held to 16 GB (14.90 GiB) at the largest batch that fits. *TF32*
+# rounds the factors of fp32 products to fp16's 10 binary digits; a T4 cannot. Look at `reserved - simulated` in the last two rows.
 
 # %%
 record, CAP = recorded("resnet50")[0], 16e9
@@ -469,8 +469,8 @@ verdicts.rename_axis("context (MiB)").round(2)
 # 512 images fp16 was 3.8 times as fast as fp32, and 1.4 times as TF32.
 #
 # **The answer: yes, by prediction.** In mixed precision batch 1024 takes 12.62 GiB of a T4's 14.74, and in fp32 24.85. That
-# leaves 1.63 for workspace and gaps. No T4 was run, and its cuDNN may take more. On one,
-# such as Colab's, the first run of section 6's `resnet50_amp.py 1024 3 0 fp16 fake` settles it.
+# leaves 1.63 for workspace and gaps. No T4 was run, and its cuDNN may take more. On one, such as Colab's, the first run of
+# section 6's `resnet50_amp.py 1024 3 0 fp16 fake` settles it.
 #
 # ## 5. Accuracy: not shown for this loop, only for relatives
 #
@@ -490,8 +490,8 @@ print(f"published: {source('nvidia_resnet50_accuracy').partition(' @')[0]}")
 pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]]
 
 # %% [markdown]
-# **Read it.** Mixed precision is lower in four pairs of seven, by more than both spreads in two. These two's 16-bit runs
-# also had [twice the batch per
+# **Read it.** Mixed precision is lower in four pairs of seven, by more than both spreads in two. In these the 16-bit
+# runs also had [twice the batch per
 # GPU](https://github.com/NVIDIA/DeepLearningExamples/tree/5562ab767af8645cff9b697ac4ea9a95a90c987b/PyTorch/Classification/ConvNets/resnet50v1.5/training),
 # in the same batch per step.
 
@@ -513,7 +513,8 @@ here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run
 # ## Recap
 #
 # **Does it fit?** Yes, by prediction: in mixed precision batch 1024 takes 12.62 GiB of a T4's 14.74, and in fp32 24.85. Should a T4
-# need what the H200 reserved beyond its simulation, it holds 1120 images, and 544 in fp32. **Does it learn as well?** Not shown for this loop.
+# need what the H200 reserved beyond its simulation, it holds 1120 images, and 544 in fp32. **Does it learn as well?** Not shown
+# for this loop.
 #
 # The largest moment of a step decides. Mixed precision halves activations, adds casts, and leaves weights, gradients and Adam's
 # state alone. At one image default Adam's step decides, and the peak does not move.
