@@ -14,8 +14,8 @@
 # **The question.** A ResNet-50 for images of 32 x 32 pixels does not fit a 16 GB card at batch 1024. Does it fit once
 # it computes in 16 bits?
 #
-# **Promise.** You build mixed precision by hand, see which moment of a step decides its memory, and find by simulation the
-# largest batch that a T4, a card of 16 GB, holds.
+# **Promise.** You build mixed precision by hand, see which moment of a step decides its memory, and predict the largest batch
+# that a T4, a card of 16 GB, holds.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -99,7 +99,7 @@ show(draw_moments(lines, title="The peak of a step: ResNet-50 (32 x 32, CIFAR st
      alt="Peak memory against the batch size. Up to 4 images both peaks lie in the optimizer step, on one flat line. "
      "Beyond, backward decides: fp32 rises from 5 images on, mixed precision from 9 on and about half as steeply.")
 
-# %%
+# %% jupyter={"source_hidden": true}
 def at_one_image(dtype):
     model, optimizer = build()
     model.to(device)
@@ -126,9 +126,9 @@ peaks.loc[[1, 4, 16, 64]].rename_axis("images").rename(columns={name: f"{name} (
 # %% [markdown]
 # ## 2. The conversion, by hand
 #
-# fp16 has few digits and a small range: from 65,520 on a number is infinite, and below $2^{-25}$ it is 0. So convolutions and
-# linear layers compute in fp16, on 16-bit copies, or *casts*, of weights and inputs. BatchNorm takes 16-bit inputs, but its few
-# weights get no copy. Three rules guard the rest:
+# A GPU's *tensor cores* multiply fp16 numbers fast, and sum in fp32. So convolutions and linear layers compute in fp16, on 16-bit
+# copies, or *casts*, of weights and inputs. BatchNorm takes 16-bit inputs, but its few weights get no copy. Yet fp16 has few
+# digits and a small range: from 65,520 on a number is infinite, and below $2^{-25}$ it is 0. Three rules guard against that:
 #
 # - **Master weights.** The optimizer updates fp32 weights.
 # - **An fp32 loss.** Its exponentials and sums are fp32, too.
@@ -241,15 +241,15 @@ steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(
 
 # %% [markdown]
 # **Read it.** Both give the same losses and last scale. After eight good steps the scale doubles, gradients overflow,
-# and one step is skipped. All losses fall. bf16, the other 16-bit type, needs no scaler: it has fp32's range, and three binary
-# digits fewer than fp16.
+# and one step is skipped. All losses end lower than they began. bf16, the other 16-bit type, needs no scaler: it has fp32's
+# range, and three binary digits fewer than fp16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no bf16 units, yet
 # <code>torch.cuda.is_bf16_supported()</code> says True: it counts <a
 # href="https://github.com/pytorch/pytorch/pull/115924">emulation</a>. Ask
 # <code>is_bf16_supported(including_emulation=False)</code>.</div>
 #
-# The loop also fits the question's own network. One step of ResNet-50, on two small images:
+# The loop also fits ResNet-50. One step, on two small images:
 
 # %%
 def one_step(train):
@@ -270,8 +270,8 @@ del weights_by_hand, weights
 # %% [markdown]
 # ### Without a scale, small gradients become 0
 #
-# Backward of this ResNet, untrained, runs in fp32 for four random images, each counted as one of 1024. Then the gradients at the
-# outputs of all convolutions are rounded to fp16, under four scales.
+# Backward of this ResNet, untrained, runs in fp32 for four random images. Their loss is divided as in a batch of 1024, but
+# BatchNorm sees four. The gradients at all convolutions' outputs are rounded to fp16, under four scales.
 
 # %%
 gradients, shares = at_convolutions(build()[0].to(device), images=4, batch=1024), {}
@@ -285,7 +285,7 @@ of_scales.map("{:.2%}".format)
 
 # %% [markdown]
 # **Read it.** Without a scale 6% of these gradients become 0. A scale of 256 saves nearly all; PyTorch begins at 65,536. A much
-# larger one makes infinities.
+# larger one makes infinities. What the zeros would cost in training is not shown.
 #
 # ### Break it, diagnose it: why not `model.half()`?
 #
@@ -322,7 +322,8 @@ assert lost.any() and (lost != (v == 0)).float().mean() < 0.01, "the fp16 model 
 # | optimizer step | $16P + 4P$ | $16P + 4P$ |
 #
 # $12P$ are weights and Adam's state, $2P$ the casts. When backward begins, `zero_grad()` has freed the gradients. The optimizer
-# step has gradients, but no activations; its $4P$ are temporaries of Adam on a GPU. The larger moment is the estimate.
+# step has gradients, but no activations; its $4P$ are temporaries of Adam on a GPU. The larger moment is the estimate. It is low
+# where the two are close: there a moment within backward, with some of both, decides.
 
 # %%
 P = sum(p.numel() for p in build()[0].parameters())
@@ -353,17 +354,15 @@ def predicted_peak(batch, mixed, fused=False, keep=False):  # the last two: see 
 # %%
 sizes = (1, 8, 32, 1024)  # without 64, from which a was read
 guess = pd.DataFrame({name: {size: predicted_peak(size, name == "mixed") / 2**30 for size in sizes} for name in lines})
-kept = {size: (2 * P + a * size / 2) / (a * size) for size in (1, 64)}
-print(f"{Evidence.PREDICTED}: casts and activations when backward begins, mixed / fp32: {kept[1]:.2f} at one image, {kept[64]:.2f} at 64")
 found = pd.DataFrame({name: {size: run(size, dtype).peak_bytes / 2**30 for size in sizes} for name, dtype in precisions.items()})
 pd.concat({f"{Evidence.PREDICTED} (GiB)": guess, f"{Evidence.SIMULATED} (GiB)": found}, axis=1).rename_axis("images").round(2)
 
 # %% [markdown]
-# **Read it.** At 1024 images the formula says 12.46 GiB, and the simulation 12.62. The formula leaves out what backward makes on
-# its way. At one image casts and activations *grow*, to 2.34 times, but another moment decides.
+# **Read it.** At 1024 images the formula says 12.46 GiB, and the simulation 12.62. At 8 in fp32, where its two moments are
+# close, it says 0.45, and the simulation 0.52.
 #
-# **Can the peak rise?** At one image, if two habits meet. `Adam(..., fused=True)`, once Apex's `FusedAdam`, makes no
-# temporaries: the lower row is $16P$. *Accumulated* gradients stay until the next backward: the upper row grows by $4P$.
+# **Can the peak rise?** At one image, if two habits meet. `Adam(..., fused=True)` makes no temporaries: the lower row is $16P$.
+# *Accumulated* gradients stay until the next backward: the upper row grows by $4P$.
 
 # %%
 habits = {"fused": {"fused": True}, "accumulated": {"keep": True}, "fused, accumulated": {"fused": True, "keep": True}}
@@ -377,7 +376,8 @@ print(f"peaks at one image ({Evidence.SIMULATED}), and their ratio by formula ({
 changed.round(2)
 
 # %% [markdown]
-# **Read it.** With both, the casts come on top, and mixed precision takes 7% more than fp32.
+# **Read it.** With both, the casts come on top, and mixed precision takes 7% more than fp32. With `fused` alone the moment
+# within backward decides.
 #
 # ## 4. Twice as many images on a 16 GB card
 #
@@ -395,7 +395,8 @@ except OverBudgetError as error:
 
 # %% [markdown]
 # **Read it.** It does not fit. To find what does, draw a line through two peaks, and go down in steps of 32, until what the
-# allocator *reserves* fits: tensors, gaps between them, and cache.
+# simulated allocator *reserves* fits: tensors, gaps between them, and cache. It knows no *workspace*, the memory in which cuDNN, a
+# GPU's library of convolutions, computes.
 
 # %%
 def find_limit(dtype, one, two):
@@ -411,19 +412,18 @@ def find_limit(dtype, one, two):
 # %%
 limits = {name: find_limit(dtype, *pair) for name, dtype, pair in [("fp32", None, (64, 512)), ("mixed", FP16, (64, 1024))]}
 for name, (limit, slope) in limits.items():
-    print(f"{name:<6} largest batch {limit:>5}, {slope / 2**20:6.2f} MiB an image   ({Evidence.SIMULATED})")
+    print(f"{name:<6} largest batch, before workspace: {limit:>5}; {slope / 2**20:6.2f} MiB an image   ({Evidence.SIMULATED})")
 largest = [limit for limit, _ in limits.values()]
 print(f"{largest[1] / largest[0]:.2f} times the batch on the same card")
 assert 512 <= largest[0] < 1024 <= largest[1], "the limits moved: were model or card changed?"
 
 # %% [markdown]
-# **Read it.** An image takes half the bytes, and twice as many fit. The picture's lines are tensors, and its dotted level is what
-# may be reserved. Look at 1024 images:
+# **Read it.** An image takes half the bytes, and before workspace twice as many fit. Look at 1024 images:
 
 # %% jupyter={"source_hidden": true}
 at_1024 = run(1024, FP16).peak_bytes / 2**30
 ends = {name: [run(size, dtype) for size in sorted({64, 512, 1024, limits[name][0]})] for name, dtype in precisions.items()}
-notes = {f"{name}: {limit} fit": (limit, most / 2**30, 0, 8) for name, (limit, _) in limits.items()}
+notes = {f"{name}: {limit}, before workspace": (limit, most / 2**30, 0, 8) for name, (limit, _) in limits.items()}
 notes |= {f"mixed, 1024: {at_1024:.1f} GiB": (1024, at_1024, 80, -28)}
 figure = draw_on_the_card(ends, limits={f"may be reserved, {format_bytes(most)}": most}, notes=notes, highest_gib=20,
                           title="What a T4 holds of ResNet-50 with Adam (simulated)")
@@ -431,10 +431,8 @@ show(figure, alt="Peak memory against batch size, two lines. fp32 meets what a T
      "near 1150. At 1024 images mixed precision lies below that level, and fp32 far above the picture.")
 
 # %% [markdown]
-# A simulation cannot know how much *workspace*, memory to compute in, cuDNN takes, a GPU's library of convolutions. Here is the
-# record of an H200: free, then held to 16 GB (14.90 GiB) at the largest batch that fits. *TF32* rounds the factors of fp32
-# products to 10 binary digits behind the point, as fp16 has; a T4 cannot. Compare `reserved - simulated` in the two fp16
-# rows.
+# How much workspace? Here is the record of an H200: free, then held to 16 GB (14.90 GiB) at the largest batch that fits. *TF32*
+# rounds the factors of fp32 products to fp16's 10 binary digits; a T4 cannot. Look at `reserved - simulated` in the last two rows.
 
 # %%
 record, CAP = recorded("resnet50")[0], 16e9
@@ -447,33 +445,41 @@ in_gib = record_table(rows, of_h200, CAP)
 in_gib.round(2)
 
 # %%
-for row in rows[-2:]:
+def largest_beside(name, mib):  # a context of so many MiB, and what the H200 reserved beyond its simulation
+    return next(size for size in range(limits[name][0] + 32, 0, -32)
+                if run(size, precisions[name]).peak_bytes / 2**30 + beyond[name] + mib / 1024 <= total)
+
+
+# %%
+beyond, total = {}, card.total_bytes / 2**30
+for name, row in zip(precisions, rows[-2:], strict=True):
     fate = "fits" if dict(row["tried"])[1024] else "does not fit"
     print(f"H200 held to {format_bytes(CAP)}, {row['precision']}: batch 1024 {fate}, the largest in steps of 32 is {row['batch']} ({record.evidence})")
-print(f"mixed precision at batch 1024 on a T4: {at_1024:.2f} of {card.total_bytes / 2**30:.2f} GiB ({Evidence.SIMULATED})")
-free, pressed = in_gib.loc[("amp fp16", 512), "reserved - simulated"], in_gib.loc[("amp fp16", 1184), "reserved - simulated"]
-verdicts = pd.DataFrame({"left of a T4 (GiB)": {mib: card.total_bytes / 2**30 - at_1024 - mib / 1024 for mib in (250, 500, 1000)}})
-for name, need in {"pressed": pressed, "free": free}.items():
-    verdicts[f"the H200's {need:.2f}, {name}"] = ["fits" if left > need else "too much" for left in verdicts["left of a T4 (GiB)"]]
-assert (verdicts["left of a T4 (GiB)"] > pressed).all(), "the limits moved: were model or card changed?"
+    beyond[name] = in_gib.loc[(row["precision"], row["batch"]), "reserved - simulated"]
+
+verdicts = pd.DataFrame({f"largest in {name}, {gib:.2f} GiB more": {mib: largest_beside(name, mib) for mib in (250, 500, 1000)}
+                         for name, gib in beyond.items()})
+verdicts["left at 1024, mixed (GiB)"] = [total - at_1024 - mib / 1024 for mib in verdicts.index]
+assert (verdicts.iloc[:, 0] < 1024).all() and (verdicts.iloc[:, 1] >= 1024).all(), "the limits moved: were model or card changed?"
 verdicts.rename_axis("context (MiB)").round(2)
 
 # %% [markdown]
-# **Read it.** Held to 16 GB, the H200 reserved 0.23 GiB more than simulated. Free, at 512 images, it reserved 1.24 more, too much
-# beside the largest context. But at most 0.01 of that was in use at any moment: the rest is cache, which PyTorch [gives
-# back](https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html) before it runs out. The free fp32
-# run also *allocated* 0.87 more, probably for cuDNN. At 512 images fp16 was 3.8 times as fast as fp32, and 1.4 times as TF32.
+# **Read it.** Held to 16 GB, the H200 reserved 0.23 GiB more than simulated in mixed precision, and 0.69 in fp32. Should a T4
+# need as much, it holds 1120 images, and 544 in fp32. A context half or twice as large moves neither by more than one step. At
+# 512 images fp16 was 3.8 times as fast as fp32, and 1.4 times as TF32.
 #
 # **The answer: yes, by prediction.** In mixed precision batch 1024 takes 12.62 GiB of a T4's 14.74, and in fp32 24.85. That
-# leaves 1.63 for workspace and gaps, or 1.14 with a context twice as large; the H200, held to 16 GB, got by with 0.23. No T4 was
-# run, and its cuDNN may take more. On one, such as Colab's, section 6's `resnet50_amp.py 1024 3 0 fp16 fake` settles it in
-# minutes.
+# leaves 1.63 for workspace and gaps. No T4 was run, and its cuDNN may take more. On one, such as Colab's, the first run of
+# section 6's `resnet50_amp.py 1024 3 0 fp16 fake` settles it.
 #
-# ## 5. Accuracy: at most 0.23 points apart in five published pairs
+# ## 5. Accuracy: not shown for this loop, only for relatives
 #
-# Does it learn as well? NVIDIA's [README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)
-# gives ResNet-50's top-1 accuracy on ImageNet, in percent, trained with SGD. It does not explain its ±, here *spread*. On the
-# A100 "fp32" is TF32:
+# **No pair below compares section 2's method with fp32.** NVIDIA's
+# [README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5) gives
+# ResNet-50's top-1 accuracy on ImageNet, in percent, trained with SGD; its ± is unexplained, here *spread*. The 16-bit runs have
+# a [fixed loss
+# scale](https://github.com/NVIDIA/DeepLearningExamples/blob/097c7ff917b7c56246590b1246a8f5bd8957c534/PyTorch/Classification/ConvNets/configs.yml);
+# the DGX-2's predate NVIDIA's autocast. The A100's "fp32" is TF32, and the DGX-1's is older than its mixed precision.
 
 # %%
 pairs = pd.DataFrame(table("nvidia_resnet50_accuracy")).set_index(["machine", "epochs"]).astype(float)
@@ -484,10 +490,10 @@ print(f"published: {source('nvidia_resnet50_accuracy').partition(' @')[0]}")
 pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]]
 
 # %% [markdown]
-# **Read it.** Mixed precision is lower in two pairs of five, by more than both spreads, and higher in three. (A DGX-1's two pairs
-# mix years, and are left out.) On the DGX-2 it also had [twice the batch per
-# GPU](https://github.com/NVIDIA/DeepLearningExamples/tree/5562ab767af8645cff9b697ac4ea9a95a90c987b/PyTorch/Classification/ConvNets/resnet50v1.5/training).
-# For Adam on CIFAR-10 nothing is shown.
+# **Read it.** Mixed precision is lower in four pairs of seven, by more than both spreads in two. In these the 16-bit
+# runs also had [twice the batch per
+# GPU](https://github.com/NVIDIA/DeepLearningExamples/tree/5562ab767af8645cff9b697ac4ea9a95a90c987b/PyTorch/Classification/ConvNets/resnet50v1.5/training),
+# in the same batch per step.
 
 # %% [markdown]
 # ## 6. The scenario as asked
@@ -499,18 +505,19 @@ pairs[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{run(1024, FP16).peak_bytes / 2**30:.2f}"))
 
 # %% [markdown]
-# **Read it.** Five seeds on a card would settle whether fp16 costs more accuracy than about one standard deviation: run
-# `512 10 s fp32` and `512 10 s fp16` for each seed `s` from 0 to 4, and compare the mean of the five differences with their
-# standard deviation. If the mean is nearer to 0, chance can explain it. A doubled batch makes half as many steps an epoch: tune
-# its learning rate anew.
+# **Read it.** "Keep the accuracy" is yours to test, on a card: run `512 10 s fp32` and `512 10 s fp16` for seeds `s` from 0
+# to 4, and compare the mean of the five differences with their standard deviation. A mean twice as large is hardly chance. One
+# about as large can be. With a doubled batch, tune the learning rate anew.
 
 # %% [markdown]
 # ## Recap
 #
-# **Does it fit?** Yes, by prediction: in mixed precision batch 1024 takes 12.62 GiB of a T4's 14.74, and in fp32 24.85. The
-# largest moment of a step decides. Mixed precision halves activations, adds casts, and leaves weights, gradients and Adam's
-# state alone. At hundreds of images the peak is nearly all activations, and twice as many images fit. At one image default
-# Adam's step decides, and the peak does not move; with `fused=True` and accumulated gradients it rises by 7%.
+# **Does it fit?** Yes, by prediction: in mixed precision batch 1024 takes 12.62 GiB of a T4's 14.74, and in fp32 24.85. Should a T4
+# need what the H200 reserved beyond its simulation, it holds 1120 images, and 544 in fp32. **Does it learn as well?** Not shown
+# for this loop.
+#
+# The largest moment of a step decides. Mixed precision halves activations, adds casts, and leaves weights, gradients and Adam's
+# state alone. At one image default Adam's step decides, and the peak does not move.
 #
 # **Test yourself.** A model of 3 billion parameters, trained with Adam in fp32, runs out of memory on a 40 GB card. Would mixed
 # precision help?

@@ -39,7 +39,7 @@ optimizer = torch.optim.Adam(model.to(device).parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
 parts, first = {"model": model, "optimizer": optimizer, "scaler": scaler}, 0
 if path.exists():  # an earlier run: go on after its last epoch
-    saved = torch.load(path, map_location=device)
+    saved = torch.load(path, map_location="cpu")
     first = saved["epochs"]
     for key, part in parts.items():
         part.load_state_dict(saved[key])
@@ -58,7 +58,7 @@ for epoch in range(first, epochs):
           f"scale {scaler.get_scale():,.0f}", flush=True)
     torch.save({"epochs": epoch + 1} | {key: part.state_dict() for key, part in parts.items()}, f"{path}.new")
     os.replace(f"{path}.new", path)  # in one move: a run that is killed while it saves keeps its last epoch
-if device.type == "cuda":
+if device.type == "cuda" and first < epochs:  # a run with nothing left to train has no peak to tell
     print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB (allocated), {torch.cuda.max_memory_reserved() / 2**30:.2f} GiB (reserved)")
 print(f"{name}; simulated for batch 1024 in fp16 on a T4: PEAK GiB (allocated)")
 """
