@@ -382,6 +382,7 @@ show(verdict.draw_sent(bars, N, P, title="What a rank sends in a step of g micro
 # %% [markdown]
 # **Diagnose it.** ZeRO-1, like DDP under `no_sync`, keeps all gradients and sends them once. ZeRO-2 has room for its own
 # part alone, so it sends in each backward. ZeRO-3 and FSDP2 do too, and gather in every micro-batch.
+# (FSDP2 may wait as well, with whole gradients: `set_requires_gradient_sync`.)
 #
 # ### HSDP: shard in the node, copy between nodes
 #
@@ -413,8 +414,8 @@ print("a node of two to the other, bytes per parameter:", {name: round(sent_by_n
 #
 # The cluster has 64 A100 of 40 GB, eight to a node. First memory: `simulated` runs one rank on tensors without data.
 # ZeRO-1 and 2 reduce to owners. FSDP2 stands there twice, once with `reshard_after_forward=False` (*kept*); ZeRO-3, by its
-# default of $10^9$ numbers, keeps a part. Between micro-batches ZeRO adds up in bf16, the others in fp32, which would cost
-# ZeRO-1 another $2P$. What shrinks, and what stays?
+# default of $10^9$ numbers, keeps a part. Between micro-batches ZeRO adds up in bf16, the others in fp32. In fp32 ZeRO-1
+# would hold about $2P$ bytes more. What shrinks, and what stays?
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -491,7 +492,7 @@ display(pd.DataFrame(scenario.rows(200)).style.format(precision=1).hide().set_ca
 #
 # How much hangs on the planner's constants? A node has eight 200-gigabit InfiniBand links (200 GB/s), one (25), or
 # 10-gigabit Ethernet (1.25). Each bar spans 12 cases: as above (the dot), each of five constants halved and doubled, and
-# unsharded's all-reduce in two levels. A way passes if it keeps 95% in all 12.
+# unsharded's all-reduce in two levels; peaks stand at the names. A way passes if it keeps 95% in all 12.
 
 # %%
 networks = (200, 25, 1.25)

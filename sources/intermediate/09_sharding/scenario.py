@@ -44,7 +44,7 @@ class Scenario(NamedTuple):
         micro_batch: Sequences at once on a GPU.
         parts: By scheme, its collectives.
         part_ms: Of one of them, on a network of so many GB/s a node.
-        cost_ms: Of a step's collectives.
+        cost_ms: Of a step's collectives, of parts, network and rates.
     """
 
     shape: ModelShape
@@ -52,7 +52,7 @@ class Scenario(NamedTuple):
     micro_batch: int
     parts: Mapping[str, Sequence[Part]]
     part_ms: Callable[[Part, float, Rates], float]
-    cost_ms: Callable[[Sequence[Part], float, Rates], float]
+    cost_ms: Callable[..., float]
 
     @property
     def micro_batches(self) -> int:
