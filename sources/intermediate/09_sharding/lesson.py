@@ -169,7 +169,7 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 
 # %% [markdown]
 # **Read it.** Four ranks train as one process does, each with a quarter of the states. DeepSpeed's ZeRO-3 and PyTorch's
-# [FSDP](https://arxiv.org/abs/2304.11277), which came from FairScale, add prefetch, padding and mixed precision.
+# [FSDP](https://arxiv.org/abs/2304.11277) add prefetch, padding and mixed precision.
 #
 # ## 3. The same model, five ways
 #
@@ -233,7 +233,7 @@ meshes = list(zip(*(means[name] for name in ("unsharded", "HSDP", "FSDP2")), str
 print(f"the three meshes: at most {max(max(each) / min(each) - 1 for each in meshes):.0e} apart")
 
 # %% [markdown]
-# **Read it.** All train alike: losses follow DDP's to 0.03%, and first gradients have DDP's norm.
+# **Read it.** All train alike: losses follow DDP's to 0.03%.
 #
 # ## 4. What each really holds
 #
@@ -346,7 +346,7 @@ for name, (changed, calls) in counted.items():
 
 # %% [markdown]
 # **Read it.** `use_multi_rank_bucket_allreduce=False` reduces each part to its *owner* alone, in more calls. The other two
-# settings keep gathered weights until backward. ZeRO-3's is DeepSpeed's default, which section 3 turned off.
+# settings keep gathered weights until backward.
 #
 # ### Break it: ZeRO-2 with accumulation
 #
@@ -382,7 +382,6 @@ show(verdict.draw_sent(bars, N, P, title="What a rank sends in a step of g micro
 # %% [markdown]
 # **Diagnose it.** ZeRO-1, like DDP under `no_sync`, keeps all gradients and sends them once. ZeRO-2 has room for its own
 # part alone, so it sends in each backward. ZeRO-3 and FSDP2 do too, and gather in every micro-batch.
-# (FSDP2 may wait as well, with whole gradients: `set_requires_gradient_sync`.)
 #
 # ### HSDP: shard in the node, copy between nodes
 #
@@ -451,9 +450,9 @@ show(draw_staircase(steps, states, limits=("A100-40GB",), title="1.3B, two micro
 #
 # ### The choice
 #
-# Now speed: 512 sequences a step, two at once on a GPU, so $g = 4$. A step is its passes, what its collectives cost, and
-# the optimizer: Adam on what a rank owns, and clipping, which reads all gradients that it holds. Calls and bytes are the
-# simulated steps'. The rest is the course's planner:
+# Now speed: 512 sequences a step, two at once on a GPU, so $g = 4$. A step is its passes, its collectives, and the
+# optimizer: Adam on what a rank owns, and clipping, which reads all gradients that it holds. Calls and bytes are simulated.
+# The rest is the course's planner:
 #
 # - Collectives take their bytes over the link's rate, and a start for each call.
 # - A pass hides them as long as it runs (DeepSpeed's by `overlap_comm`), and loses 38% of their time (*contention*).
@@ -487,8 +486,8 @@ print("ms of a micro-batch:", {name: round(ms, 1) for name, ms in PASSES_MS[2].i
 display(pd.DataFrame(scenario.rows(200)).style.format(precision=1).hide().set_caption("a step on nodes of 200 GB/s; collectives in ms by the pass beside them (GB and calls simulated, ms predicted)"))
 
 # %% [markdown]
-# **Read it.** ZeRO-1 is faster than unsharded: it updates a 64th, and gathers in bf16. HSDP sends inside the node in every
-# micro-batch, and once between nodes. FSDP2 with kept weights spares the second gather, and costs about as much as HSDP.
+# **Read it.** ZeRO-1 is faster than unsharded: it updates a 64th, and gathers in bf16. Kept FSDP2 spares the second gather,
+# and costs about as much as HSDP.
 #
 # How much hangs on the planner's constants? A node has eight 200-gigabit InfiniBand links (200 GB/s), one (25), or
 # 10-gigabit Ethernet (1.25). Each bar spans 12 cases: as above (the dot), each of five constants halved and doubled, and
@@ -504,8 +503,7 @@ print(*(scenario.kept(gb, 95) for gb in networks), sep="\n")
 print("tokens/s of one GPU, unsharded (predicted):", {f"{gb:g} GB/s": round(scenario.tokens(UNSHARDED, gb)) for gb in networks})
 
 # %% [markdown]
-# Which constant fails whom? And does it hang on $g$? The second table counts cases that keep 95%, at 200, 25 and 1.25 GB/s,
-# beside unsharded with as many sequences at once.
+# Which constant fails whom? And does it hang on $g$? Unsharded takes as many sequences at once.
 
 # %% jupyter={"source_hidden": true}
 display(pd.DataFrame(scenario.by_case(200)).style.format(precision=1).hide().set_caption("percent of unsharded's speed at 200 GB/s, two at once (predicted)"))
@@ -516,10 +514,9 @@ display(pd.DataFrame(scenario.by_micro_batch((1, 2, 4), networks, 95)).style.hid
 # with half of the memory: 16.1 GB for 31.8. HSDP frees more, 13.3 GB, and keeps the speed at 1.25 alone: at 25 it fails if
 # NVLink is half as fast, at 200 also if contention is doubled.
 #
-# **It hangs on $g$.** With four at once all keep the speed at 200. Then take FSDP2, if twice the activations fit: peaks
-# were simulated at two only. With one at once ZeRO-1 alone keeps it at 200 and 25.
-#
-# A slow network costs all of them, unsharded too, most of their tokens.
+# **It hangs on $g$.** With four at once all keep it at 200, and FSDP2 shards most; peaks were simulated at two only. With
+# one at once ZeRO-1 alone keeps it at 200 and 25.
+# A slow network costs all, unsharded too, most of their tokens.
 #
 # ### How far to trust it
 #
@@ -530,8 +527,8 @@ says = "llm-foundry's MPT of 1.3B by FSDP on A100-40GB over RoCE, published, and
 display(pd.DataFrame(trust.beside_published()).style.hide().set_caption(says))
 
 # %% [markdown]
-# **Read it.** Two of five rows set the planner's constants. For the other three it is too fast by 7, 9 and, unexplained,
-# 32%. All shard fully, with eight or ten sequences at once: **no row tests the ranking**.
+# **Read it.** Two rows set the planner's constants. For the other three it is too fast by 7, 9 and, unexplained, 32%. All
+# shard fully: **no row tests the ranking**.
 #
 # ### The job
 #
@@ -562,7 +559,7 @@ print(f"HSDP that keeps whole fp32 gradients (Trainer's): about {peaks[HSDP] + (
 # | HSDP | as FSDP2, on several nodes: gathers stay inside a node | $16P$ over a node's ranks only |
 #
 # **ZeRO-3 or FSDP2?** FSDP2 for plain PyTorch, and for HSDP. ZeRO-3 where a configuration file drives the run,
-# or states go to NVMe ([lesson 07](07_offload.ipynb)); its nearest to HSDP is `zero_hpz_partition_size`.
+# or states go to NVMe ([lesson 07](07_offload.ipynb)).
 #
 # **Where next.** The [lab](../../labs/intermediate/09_sharding.ipynb), in a copy (`make my-labs`), and its
 # [solution](../../solutions/intermediate/09_sharding.ipynb).
@@ -626,8 +623,8 @@ print(f"HSDP that keeps whole fp32 gradients (Trainer's): about {peaks[HSDP] + (
 # ```
 #
 # **transformers: HSDP by Trainer.** This is not the HSDP judged above. Between micro-batches it holds whole fp32 gradients,
-# $4P$, where the loop holds shards: by the sum above 17.9 GB, more than ZeRO-1. It also reduces once a step, so its speed
-# was not predicted.
+# $4P$, where the loop holds shards: 17.9 GB by the sum above, more than ZeRO-1. It also reduces once a step: its speed was
+# not predicted.
 #
 # ```python
 # import torch
