@@ -7,7 +7,7 @@ from view_cases import measured, texts
 
 from utils.lessons.lesson_09.holders import draw_holders
 from utils.lessons.lesson_09.over_phases import draw_gradients
-from utils.lessons.lesson_09.verdict import draw_borders, draw_kept, draw_sent
+from utils.lessons.lesson_09.verdict import draw_borders, draw_kept, draw_rounds
 from utils.traffic.collectives import Traffic
 from utils.units import MIB, Category
 from utils.views import draw_breakdown, draw_over_time
@@ -84,15 +84,15 @@ def test_gradients_of_each_rank_stand_on_the_same_phases():
         draw_gradients({}, per=MIB)
 
 
-def test_bars_of_bytes_end_at_their_sums():
+def test_bars_of_rounds_end_at_their_sums():
     calls = (
         Traffic("all-gather", "world", "bfloat16", 1, 100),  # a rank's part
         Traffic("reduce-scatter", "world", "float32", 1, 400),
     )
-    figure = draw_sent({"g = 1": {"a": calls}, "g = 4": {"b": ()}}, 4, 100, title="t")
+    figure = draw_rounds({"g = 1": {"a": calls}, "g = 4": {"b": ()}}, 4, 100, title="t")
     one, four = figure.axes
-    # 300 bytes of each, for 100 parameters
-    assert one.get_title(loc="left") == "g = 1" and [t.get_text() for t in one.texts] == ["6.0"]
+    # 150 numbers of two bytes and 75 of four; a round of 100 parameters is 75 numbers
+    assert one.get_title(loc="left") == "g = 1" and [t.get_text() for t in one.texts] == ["3.0"]
     assert "reduce gradients, bf16" not in texts(figure), "the legend names what is drawn"
     assert [t.get_text() for t in four.texts] == ["0.0"]
 

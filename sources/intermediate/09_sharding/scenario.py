@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from utils.catalog import ModelShape
@@ -32,7 +31,6 @@ COLUMNS = {  # of the table: which parts stand there
     "last backward, ms": ("backward", False),
     "after it, ms": ("step", False),
 }
-CASES = ("as above", *stretched(), "unsharded in two levels")
 
 
 class Scenario(NamedTuple):
@@ -44,7 +42,7 @@ class Scenario(NamedTuple):
         micro_batch: Sequences at once on a GPU.
         parts: By scheme, its collectives.
         part_ms: Of one of them, on a network of so many GB/s a node.
-        cost_ms: Of a step's collectives, of parts, network and rates.
+        cost_ms: Of a step's collectives.
     """
 
     shape: ModelShape
@@ -52,7 +50,7 @@ class Scenario(NamedTuple):
     micro_batch: int
     parts: Mapping[str, Sequence[Part]]
     part_ms: Callable[[Part, float, Rates], float]
-    cost_ms: Callable[..., float]
+    cost_ms: Callable[[Sequence[Part], float, Rates], float]
 
     @property
     def micro_batches(self) -> int:
@@ -88,44 +86,6 @@ class Scenario(NamedTuple):
             for name in self.parts
         }
 
-    def by_case(self, network_gb: float) -> list[Row]:
-        """A row for each scheme: its percents of unsharded's speed, a column for each case."""
-        found = self.percents(network_gb)
-        return [
-            {"": name, **dict(zip(CASES, shares, strict=True))}
-            for name, shares in found.items()
-            if name != UNSHARDED
-        ]
-
-    def by_micro_batch(
-        self, sizes: Sequence[int], networks: Sequence[float], least_percent: float
-    ) -> list[Row]:
-        """A row for each scheme: in how many cases it keeps that share, by sequences at once.
-
-        Unsharded takes as many at once. `cost_ms` must know `at_once`.
-        """
-        found = {
-            size: [
-                self._replace(
-                    micro_batch=size, cost_ms=partial(self.cost_ms, at_once=size)
-                ).percents(gb)
-                for gb in networks
-            ]
-            for size in sizes
-        }
-        return [
-            {"": name}
-            | {
-                f"{size} at once": ", ".join(
-                    str(sum(share >= least_percent for share in shares[name]))
-                    for shares in percents
-                )
-                for size, percents in found.items()
-            }
-            for name in self.parts
-            if name != UNSHARDED
-        ]
-
     def rows(self, network_gb: float) -> list[Row]:
         """A row for each scheme: its collectives by the pass beside them, what they cost, and the step."""
         return [
@@ -155,18 +115,19 @@ class Scenario(NamedTuple):
 
     def kept(self, network_gb: float, least_percent: float) -> str:
         """Which schemes keep that share of unsharded's speed in every case, and which in some."""
+        labels = ["as above", *stretched(), "unsharded in two levels"]
         always, some = list[str](), list[str]()
         for name, shares in self.percents(network_gb).items():
             lost = [
-                case for case, share in zip(CASES, shares, strict=True) if share < least_percent
+                case for case, share in zip(labels, shares, strict=True) if share < least_percent
             ]
             if name != UNSHARDED and not lost:
                 always.append(name)
-            elif len(lost) < len(CASES) and name != UNSHARDED:
+            elif len(lost) < len(labels) and name != UNSHARDED:
                 where = f", all but {lost[0]}" if len(lost) == 1 else ""
-                some.append(f"{name} ({len(CASES) - len(lost)}{where})")
+                some.append(f"{name} ({len(labels) - len(lost)}{where})")
         return (
-            f"{network_gb:g} GB/s: {least_percent}% kept in all {len(CASES)} cases by "
+            f"{network_gb:g} GB/s: {least_percent}% kept in all {len(labels)} cases by "
             f"{', '.join(always) or 'none'}; in some by {', '.join(some) or 'none'}"
         )
 

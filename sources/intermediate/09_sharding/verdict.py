@@ -1,4 +1,4 @@
-"""Who sends what across a node's border, in how many bytes; and which scheme keeps its speed."""
+"""Who sends what across a node's border, in how many rounds; and which scheme keeps its speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from utils.traffic.collectives import Traffic
 from utils.units import Category, Evidence
 from utils.views.style import LOOKS, course_style, print_evidence
 
-from .ways import ring_bytes
+from .ways import ring_rounds
 
 _KINDS = {
     "gather parameters, bf16": ("#92dadd", "//"),
@@ -23,14 +23,14 @@ _KINDS = {
 _FAR = 2.6  # from one node to the next
 
 
-def draw_sent(
+def draw_rounds(
     sent: Mapping[str, Mapping[str, Iterable[Traffic]]],
     ranks: int,
     count: int,
     *,
     title: str,
 ) -> Figure:
-    """A panel for each case, a bar for each way: bytes that a rank sends in a step, by kind.
+    """A panel for each case, a bar for each way: rounds that a rank sends in a step, by kind.
 
     Args:
         sent: by case and way, the calls of one rank.
@@ -42,42 +42,42 @@ def draw_sent(
         ValueError: no case.
     """
     if not sent:
-        raise ValueError("sent has no case: a picture of bytes needs the calls of one at least.")
+        raise ValueError("sent has no case: a picture of rounds needs the calls of one at least.")
     with course_style():
         figure = Figure(figsize=(10, 3.6), layout="constrained")
         panels = figure.subplots(1, len(sent), sharex=True, squeeze=False)[0]
         for axes, (case, ways) in zip(panels, sent.items(), strict=True):
             for place, rows in enumerate(ways.values()):
-                _draw_bar(axes, place, ring_bytes(rows, ranks), count)
+                _draw_bar(axes, place, ring_rounds(rows, ranks, count))
             axes.set_yticks(range(len(ways)), [*ways])
             axes.set_ylim(len(ways) - 0.4, -0.6)
             axes.grid(False, axis="y")
             axes.set_title(case, fontsize=12)
-            axes.set_xlabel("bytes per parameter in a step")
+            axes.set_xlabel("rounds in a step")
         panels[0].set_xlim(right=1.12 * panels[0].get_xlim()[1])  # room for the sums
         kinds = {
             _kind(*key)
             for ways in sent.values()
             for rows in ways.values()
-            for key in ring_bytes(rows, ranks)
+            for key in ring_rounds(rows, ranks, count)
         }
         handles = {kind: _patch(kind) for kind in _KINDS if kind in kinds}
         figure.legend(handles.values(), handles, loc="outside lower left", ncols=3, fontsize=10)
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-        print_evidence(figure, [Evidence.MEASURED], ["four ranks"])
+        print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], ["four ranks"])
     return figure
 
 
-def _draw_bar(axes: Axes, place: int, sizes: Mapping[tuple[str, str], int], count: int) -> None:
+def _draw_bar(axes: Axes, place: int, rounds: Mapping[tuple[str, str], float]) -> None:
     sums = dict.fromkeys(_KINDS, 0.0)
-    for key, size in sizes.items():
-        sums[_kind(*key)] += size / count
+    for key, count in rounds.items():
+        sums[_kind(*key)] += count
     left = 0.0
-    for kind, width in sums.items():
+    for kind, count in sums.items():
         color, hatch = _KINDS[kind]
-        axes.barh(place, width, left=left, color=color, hatch=hatch, ec="white", height=0.7)
-        left += width
-    axes.text(left + 0.4, place, f"{left:.1f}", va="center", fontsize=10)
+        axes.barh(place, count, left=left, color=color, hatch=hatch, ec="white", height=0.7)
+        left += count
+    axes.text(left + 0.15, place, f"{left:.1f}", va="center", fontsize=10)
 
 
 def _kind(collective: str, dtype: str) -> str:
@@ -196,6 +196,6 @@ def draw_kept(
     return figure
 
 
-__all__ = ["draw_borders", "draw_kept", "draw_sent"]
+__all__ = ["draw_borders", "draw_kept", "draw_rounds"]
 
 check_public(globals())
