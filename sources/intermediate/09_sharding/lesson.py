@@ -94,7 +94,7 @@ for ranks in (1, 2, 4, 64):
     print(f"{ranks:>5}" + "".join(f"{textbook(stage, ranks):8.2f}" for stage in range(4)))
 
 # %% [markdown]
-# **Read it.** On 64 ranks ZeRO-1 still holds four bytes whole, ZeRO-3 a quarter of one byte. One rank alone saves nothing.
+# **Read it.** On 64 ranks ZeRO-1 still holds four bytes, ZeRO-3 a quarter of one.
 #
 # ## 2. ZeRO-3 by hand
 #
@@ -169,7 +169,7 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 
 # %% [markdown]
 # **Read it.** Four ranks train as one process does, each with a quarter of the states. DeepSpeed's ZeRO-3 and PyTorch's
-# [FSDP](https://arxiv.org/abs/2304.11277) add prefetch, padding and mixed precision.
+# [FSDP](https://arxiv.org/abs/2304.11277) add prefetch and mixed precision.
 #
 # ## 3. The same model, five ways
 #
@@ -268,7 +268,7 @@ for name in (name for name in STAGES if name in runs):
 # it does not own. ZeRO-3 keeps its bucket. DDP's buckets are a second copy of the gradients, unless
 # `gradient_as_bucket_view=True`.
 #
-# But a run fails at its fullest moment. Which moment of a step is that, with two sequences of 64 tokens a rank?
+# But a run fails at its fullest moment. Which is that, with two sequences of 64 tokens a rank?
 
 # %% jupyter={"source_hidden": true}
 fullest = {name: max((rank.run for rank in ranks), key=lambda run: run.peak_bytes) for name, ranks in found.items()}
@@ -281,7 +281,7 @@ display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per pa
 # %% [markdown]
 # **Read it.** DDP, ZeRO-1 and ZeRO-2 peak early in backward: activations are largest, gradients still to come. So with one
 # micro-batch ZeRO-1 and ZeRO-2 peak almost alike. The three meshes peak later, with 23% of their gradients and fewer
-# activations. ZeRO-3 always has room for its gradients.
+# activations.
 #
 # Follow the gradients through one step, on the rank that owns the last layers: when does the orange area grow and shrink?
 
@@ -382,7 +382,7 @@ show(verdict.draw_rounds(bars, N, P, title="Rounds that a rank sends in a step o
 # %% [markdown]
 # **Diagnose it.** ZeRO-1, like DDP under `no_sync`, keeps all gradients and sends them once. ZeRO-2 has room for its own
 # part alone, so it sends in each backward. ZeRO-3 and FSDP2 do too, and gather in every micro-batch.
-# A bf16 bar stands for half the bytes of an fp32 one: in bytes ZeRO-2 sends most.
+# In bytes, where a bf16 bar is half an fp32 one, ZeRO-2 sends most.
 #
 # ### HSDP: shard in the node, copy between nodes
 #
@@ -414,8 +414,8 @@ print("a node of two to the other, bytes per parameter:", {name: round(sent_by_n
 #
 # The cluster has 64 A100 of 40 GB, eight to a node. First memory: `simulated` runs one rank on tensors without data.
 # ZeRO-1 and 2 reduce to owners. FSDP2 stands there twice, once with `reshard_after_forward=False` (*kept*). ZeRO-3, by its
-# default of $10^9$ numbers, keeps a part: with all it would send less. Between micro-batches ZeRO adds up in bf16, the
-# others in fp32. In fp32 ZeRO-1 would hold about $2P$ bytes more. What shrinks, and what stays?
+# default of $10^9$ numbers, keeps a part: with all it would send less. ZeRO adds micro-batches up in bf16, the others in
+# fp32, where ZeRO-1 would hold about $2P$ bytes more. What shrinks, and what stays?
 
 # %% jupyter={"source_hidden": true}
 LARGE = TransformerConfig(vocabulary=50304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -447,7 +447,7 @@ show(draw_staircase(steps, states, limits=("A100-40GB",), title="1.3B, two micro
      "states by the formula. Unsharded states are two thirds of the bar, HSDP's are an eighth of them, FSDP2's a sliver; activations stay as they are.")
 
 # %% [markdown]
-# **Read it.** States shrink, activations stay. **Unsharded is the reference from here on.**
+# **Read it.** States shrink, activations stay. From here on we compare with unsharded.
 #
 # ### The choice
 #
@@ -509,10 +509,8 @@ print("tokens/s of one GPU, unsharded (predicted):", {f"{gb:g} GB/s": round(scen
 # with half of the memory: 16.1 GB for 31.8. HSDP frees more, 13.3 GB, and keeps the speed at 1.25 alone: at 25 it fails in one
 # case of 12, if NVLink is half as fast.
 #
-# **It hangs on $g$**, and only $g = 4$ was tried. With more sequences at once, what is sent in each micro-batch is sent less
-# often: then others may pass.
-#
-# A slow network costs all, unsharded too, most of their tokens.
+# **It hangs on $g$**, and only $g = 4$ was tried: with more sequences at once others may pass. A slow network costs all,
+# unsharded too, most of their tokens.
 #
 # ### How far to trust it
 #
@@ -528,8 +526,8 @@ display(pd.DataFrame(trust.beside_published()).style.hide().set_caption(says))
 #
 # ### The job
 #
-# At 200 and 25 GB/s take ZeRO-1, by the last recipe below. At 1.25 HSDP passes too, and holds less. This job is HSDP's on
-# 200, where it keeps 95% in 8 cases of 12: **measure it beside ZeRO-1**.
+# At 200 and 25 GB/s take ZeRO-1, by the last recipe below; at 1.25 HSDP, which holds less. This job is HSDP's at 200, where
+# it passes 8 cases of 12: **measure it beside ZeRO-1**.
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
@@ -542,7 +540,7 @@ print(*(line for line in (folder / "train.py").read_text().splitlines() if "DIMS
 # %% [markdown]
 # ## Recap: which one when
 #
-# Predicted, with each constant halved and doubled: **with two sequences at once ZeRO-1, reduced to owners, keeps the speed at
+# Predicted: **with two sequences at once ZeRO-1, reduced to owners, keeps the speed at
 # all three line rates (200, 25 and 1.25 GB/s a node), with half of the memory. HSDP, which shards inside each node, frees
 # more and keeps the speed at 1.25 alone.**
 #
@@ -619,8 +617,7 @@ print(*(line for line in (folder / "train.py").read_text().splitlines() if "DIMS
 # ```
 #
 # **transformers: HSDP by Trainer.** This is not the HSDP judged above. Between micro-batches it holds whole fp32 gradients,
-# $4P$, where the loop holds shards: by that sum (not simulated) it needs more than ZeRO-1. It also reduces once a step: its speed
-# was not predicted.
+# $4P$, where the loop holds shards: by that sum it needs more than ZeRO-1. It reduces once a step: its speed was not predicted.
 #
 # ```python
 # import torch
