@@ -617,7 +617,8 @@ print(*(line for line in (folder / "train.py").read_text().splitlines() if "DIMS
 # ```
 #
 # **transformers: HSDP by Trainer.** This is not the HSDP judged above. Between micro-batches it holds whole fp32 gradients,
-# $4P$, where the loop holds shards: by that sum it needs more than ZeRO-1. It reduces once a step: its speed was not predicted.
+# $4P$, where the loop holds an eighth: 13.3 + 3.5 x 1.32 = 17.9 GB, a sum and more than ZeRO-1. It reduces once a step: its
+# speed was not predicted.
 #
 # ```python
 # import torch
