@@ -15,9 +15,9 @@
 # (*context parallelism*, CP), and how?
 #
 # **Promise.** You build a ring of four ranks, with the gradients of one process, and say what forces sharing. **On eight H100s memory does past
-# half a million tokens (simulated), with blocks' inputs on the host and a tiled MLP. With 128 GPUs and more the batch does earlier**: 16M
-# tokens a step leave each 128k. A step shared by eight takes an eighth of the tokens and of the time (predicted); in the worst reading of
-# published runs, under a third of the time.
+# half a million tokens (simulated), with blocks' inputs on the host and the MLP tiled. With 128 GPUs and more the batch does earlier**: 16M
+# tokens a step leave each 128k. A step shared by eight takes an eighth of the tokens and of the time (predicted), and under a third in the
+# worst reading of published runs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -405,7 +405,7 @@ print("pairs by rank, in zigzag (counted):", *works, f" the busiest has {max(wor
 
 # %% [markdown]
 # **Read it.** With offsets the ring equals one process. Without them documents leak: the loss is off by 1% only, a gradient by its whole
-# size. Positions may go on, for rotary ones count distances: 2e-07 is left because their angles are computed in fp32. Ranks hold unequal
+# size. Positions may go on, for rotary ones count distances: what is left is their angles' rounding in fp32. Ranks hold unequal
 # numbers of targets, so divide by the count of **all**. And zigzag is no longer even: the lab mends that.
 #
 # ## 5. On eight GPUs memory forces sharing past half a million tokens, on 128 the batch earlier
@@ -424,8 +424,8 @@ score("18", ours)  # a row of your scoreboard
 # %% [markdown]
 # **Read it.** Alone, a GPU peaked at 74.3 GiB. **How near are published runs?**
 #
-# - *torchtitan*: Llama 3.1 8B on H100s of **96 GB** at 500 W, linear layers in fp8, 32,768 tokens a rank. Its rows
-#   of Llama 3.1 405B (TP 8, PP 8) grow alike.
+# - *torchtitan*: Llama 3.1 8B on H100s of **96 GB** at 500 W, linear layers in fp8, 32,768 tokens a rank; and its
+#   405B, with TP 8 and PP 8.
 # - *TRL*: Qwen3-8B, 1M tokens shared by eight, KV gathered, checkpoints on the host.
 # - *ALST*: Llama 3.1 8B alone on one H100, MLP tiled, checkpoints and states on the host.
 #
@@ -444,11 +444,11 @@ first, *_, last = (reached(row, "llama-3.1-405b") for row in torchtitan_runs("6"
 print(f"so CP 8 reaches {reached(runs[-1]) / reached(runs[0]):.2f} of CP 1's FLOP/s, and in 405B's rows {(left := last / first):.2f}\n{told_outside(room_bytes)}")
 
 # %% [markdown]
-# **Read it.** *Memory*: the first row sets our margin of 10%. TRL's run stays within it, and ALST's excludes only more than 17%.
-# *Time*: Llama 3 405B lost 5%. torchtitan's rows lost half and more, but their sequences grew with CP, and none of 262k ran alone.
+# **Read it.** *Memory*: the first row sets our margin of 10%. TRL's run stays within it. *Time*: Llama 3 405B lost 5%.
+# torchtitan lost about half, but its sequences grew with CP, and none of 262k ran alone.
 #
-# What does sharing buy? `step_parts` predicts a step's seconds on one of $n$ GPUs. In the picture an arrow goes from own sequences to one that
-# eight share. A dotted one charges all that torchtitan's 405B lost to sharing:
+# What does sharing buy? `step_parts` predicts a step's seconds on one of $n$ GPUs. Arrows go from own sequences to one that eight share. Dotted ones
+# charge all that the 405B lost to sharing:
 
 # %%
 def step_parts(shape, bandwidth, s, n, flops, tiled=True):  # checkpoints: forward twice
@@ -472,7 +472,7 @@ trl = sum(step_parts(QWEN3_8B, nvlink, 2**20, GPUS, LLAMA_3_FLOPS, tiled=False).
 print(f"TRL, shared by eight: {trl:.0f} s (predicted, as a ring), {TRL_SECONDS} s (published): {trl / TRL_SECONDS:.1f} times faster")
 
 # %% [markdown]
-# **Read it.** A step shared by eight takes an eighth of the tokens and of the time, over InfiniBand, too: from 128k tokens on messages hide
+# **Read it.** A step shared by eight takes an eighth of the tokens and of the time, over InfiniBand, too: from 128k on messages hide
 # behind attention. In the worst reading it takes under a third of the time. TRL, which gathers, ran *faster* than predicted.
 #
 # So sharing brings no more tokens a second. **What forces it?** Memory, or the *batch*, the tokens of an optimizer's step. Put in your own
@@ -491,15 +491,15 @@ for batch in (LLAMA_3_BATCH_TOKENS // 2, LLAMA_3_BATCH_TOKENS, 2 * LLAMA_3_BATCH
 print(f"yours, {my_batch / 2**20:.0f}M tokens on {my_gpus} GPUs: the {'batch' if my_batch / my_gpus < limit(my_gpus) else 'memory'} forces sharing, past {min(my_batch / my_gpus, limit(my_gpus)) / 1024:,.0f}k")
 
 # %% [markdown]
-# **Read it. On eight GPUs memory forces sharing past half a million tokens**: 577k with our margin, 520k to 645k with others. At 512k a
-# GPU trains alone, and eight pin 896 GiB of host memory, each input rounded up to a power of two.
+# **Read it. On eight GPUs memory forces sharing past half a million tokens**, with any margin: 577k, or 520k to 645k. At 512k a GPU trains
+# alone, and eight pin 896 GiB on their host, where a block's input takes a power of two.
 #
 # **With 128 GPUs and more the batch does earlier**, at half of Llama 3's 16M tokens as at twice. With 32, it does up to 16M. Llama 3 itself
-# shared 128k for memory, says its paper. Not compared: tensor parallelism, which can split a sequence, too ([12](12_tensor_parallel.ipynb)).
+# shared 128k for memory, says its paper. Tensor parallelism, which splits sequences, too ([12](12_tensor_parallel.ipynb)), was not tried.
 #
 # ## Break it, diagnose it
 #
-# The model of section 4 goes around the ring, with one thing wrong each time. Which first loss is right?
+# The model of section 4 goes around the ring in fp32, with one thing wrong each time. Which first loss is right?
 
 # %%
 class MovedTooFar(RingAttention):
@@ -520,15 +520,14 @@ print(f"\ntargets shifted after the split: {RANKS} of {S} are lost, {RANKS - 1} 
 
 # %% [markdown]
 # **Diagnose it.** Gradients not at home leave the first loss right. In the others each rank believes that it has the beginning, ends of
-# pieces lose a target or learn a wrong one, or a `DistributedSampler` counted all ranks. At 128k on eight ranks lost targets hide in bf16's
-# rounding. **So compare the first gradients with one process, in fp32, on a short text**: there all four faults show.
+# pieces lose a target or learn a wrong one, or a `DistributedSampler` counted all ranks. At real size bf16 hides lost targets. **So compare
+# step 1's gradients with one process, in fp32, on a short text.**
 #
 # ## Recap
 #
-# **On eight H100s memory does past
-# half a million tokens (simulated), with blocks' inputs on the host and a tiled MLP. With 128 GPUs and more the batch does earlier**: 16M
-# tokens a step leave each 128k. A step shared by eight takes an eighth of the tokens and of the time (predicted); in the worst reading of
-# published runs, under a third of the time. Softmax adds up, so KV can go around a ring. Zigzag evens out work, and offsets keep documents apart.
+# **On eight H100s memory forces sharing past half a million tokens (simulated), with blocks' inputs on the host and the MLP tiled. With 128
+# GPUs and more the batch does earlier.** A step shared by eight takes an eighth of the tokens and of the time (predicted), and under a third
+# in the worst reading of published runs. Softmax adds up, so KV can go around a ring. Zigzag evens out work, and offsets keep documents apart.
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
@@ -542,8 +541,8 @@ print(f"\ntargets shifted after the split: {RANKS} of {S} are lost, {RANKS - 1} 
 # ## On Monday
 #
 # PyTorch's `context_parallel(mesh, buffers=[inputs, targets], buffer_seq_dims=[1, 1])` is for one causal document. It gathers keys and
-# values; `set_rotate_method("alltoall")` makes it a ring. For packed rows PyTorch 2.15 has parts, still private, that gather, too.
-# This script uses them. It was run on CPU ranks alone, with dense attention in place of CUDA's `flex_attention`.
+# values; `set_rotate_method("alltoall")` makes it a ring. This script uses PyTorch 2.15's parts for packed rows, still private, which gather,
+# too. It was run on CPU ranks alone, with dense attention in place of CUDA's `flex_attention`.
 #
 # ```python
 # # torchrun --nproc-per-node=8 train.py. You bring:
@@ -623,5 +622,5 @@ print(f"\ntargets shifted after the split: {RANKS} of {S} are lost, {RANKS - 1} 
 # set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
 # ```
 #
-# **Look at** the gradients of a short text, in fp32: they should be one process's, to 1e-5. With one document a row,
+# **Look at** step 1's gradients, in fp32, on a short text: one process's, to fp32's rounding. With one document a row,
 # [TRL's settings](https://huggingface.co/docs/trl/en/long_context_training) are enough; they take no packed rows.
