@@ -149,7 +149,7 @@ def draw_steps(
             alone, shared = ((t := seconds[n, tokens], tokens / n / t) for n in (1, ring))
             bad = (shared[0] / worst, shared[1] * worst)
             full = tokens >= no_room
-            axes.annotate("", shared, alone, arrowprops={"arrowstyle": "->", "color": "#777777", "ls": ":" if full else "-"})  # fmt: skip
+            axes.annotate("", shared, alone, arrowprops={"arrowstyle": "->", "color": "#777777"})  # fmt: skip
             axes.annotate("", bad, shared, arrowprops={"arrowstyle": "->", "color": "#777777", "ls": ":"})  # fmt: skip
             axes.plot(*alone, "X" if full else "o", color="#a96b59" if full else "#3f90da", ms=9)
             axes.plot(*shared, "P", color="#4d4d4d", ms=10)

@@ -35,9 +35,6 @@ TRL_SECONDS, TRL_GB = 380, 56.2
 # checkpoints on the host, MLP tiled. It notes that a sequence of this length runs.
 ALST_TOKENS = 500_000
 
-# Of torchtitan's page, Llama 3.1 8B on 8 H100 of 96 GB at 500 W, compiled.
-_TABLE = "2"
-
 
 class Row(NamedTuple):
     """A run in long sequences: full checkpointing, compiled, 8-bit products.
@@ -62,12 +59,16 @@ class Row(NamedTuple):
         )
 
 
-def torchtitan_runs() -> list[Row]:
-    """torchtitan's rows of Llama 3.1 8B in long sequences, those with fewer GPUs to a sequence first."""
+def torchtitan_runs(number: str = "2") -> list[Row]:
+    """torchtitan's rows in long sequences, those with fewer GPUs to a sequence first: H100 of 96 GB at 500 W.
+
+    Args:
+        number: of its page's table: "2" is Llama 3.1 8B on 8 GPUs, "6" its 405B on 512 with TP 8 and PP 8.
+    """
     return [
         Row(int(row["n_gpus"]), int(row["seq_len"]), int(row["cp"]), float(row["memory_gib"]), int(row["tps_per_gpu"]))
         for row in table("torchtitan")
-        if row["table"] == _TABLE
+        if row["table"] == number
     ]  # fmt: skip
 
 

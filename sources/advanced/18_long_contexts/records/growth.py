@@ -11,7 +11,7 @@ from utils.catalog import model_shape
 from utils.memory.measurement import Measurement
 
 from ..at_size import of_one_rank
-from ..published import ALST_TOKENS, QWEN3_8B, TRL_GB
+from ..published import ALST_TOKENS, LLAMA_3_ALONE_FLOPS, LLAMA_3_FLOPS, QWEN3_8B, TRL_GB
 from ..ring import ring_attention
 
 MODEL = "qwen2.5-7b"
@@ -118,7 +118,7 @@ def recorded_outside(run: str, kind: str = "reserved_bytes") -> dict[int, int]:
 
 
 def told_outside(room_bytes: float) -> str:
-    """A line for each of the runs `OUTSIDE`: what is simulated, beside what was published.
+    """A line for each of the runs `OUTSIDE`: what is simulated, beside what was published; and Llama 3's speeds.
 
     Args:
         room_bytes: of a GPU.
@@ -132,7 +132,8 @@ def told_outside(room_bytes: float) -> str:
     return (
         f"TRL:  {least / gib:.1f} GiB at the peak and {most / gib:.1f} reserved, {kv / gib:.1f} of them KV (simulated); "
         f"{TRL_GB} GB, or {TRL_GB * 1e9 / gib:.1f} GiB, and not said which (published): {TRL_GB * 1e9 / least - 1:+.0%} or {TRL_GB * 1e9 / most - 1:+.0%}\n"
-        f"ALST: {alone / gib:.1f} GiB reserved at {ALST_TOKENS:,} tokens (simulated), which ran (published): the GPU's {room_bytes / gib:.1f} are {room_bytes / alone - 1:.0%} above that"
+        f"ALST: {alone / gib:.1f} GiB reserved at {ALST_TOKENS:,} tokens (simulated), which ran (published): the GPU's {room_bytes / gib:.1f} are {room_bytes / alone - 1:.0%} above that\n"
+        f"Llama 3: {LLAMA_3_ALONE_FLOPS / 1e12:.0f} TFLOP/s at 8k, not shared, {LLAMA_3_FLOPS / 1e12:.0f} at 128k, shared by 16 (published): {LLAMA_3_FLOPS / LLAMA_3_ALONE_FLOPS:.2f}"
     )
 
 
