@@ -123,9 +123,7 @@ def qwen3_30b_a3b(
             model: Any = Qwen3MoeForCausalLM(config)
         if layers_again:
             enable_checkpointing(model)
-        if (
-            chunk
-        ):  # in place of the head, as FSDP gathers its weight only inside the model's forward
+        if chunk:  # in the head, as FSDP gathers its weight only inside the model's forward
             model.lm_head.forward = partial(_loss_in_chunks, model.lm_head, chunk)
         low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in model.model.layers:
