@@ -304,15 +304,13 @@ assert gap < 1e-12 and held == everything / RANKS, "each number of the experts o
 
 # %% jupyter={"source_hidden": true}
 runs = {"EP 8, all kept": qwen3_30b_a3b(), "EP 8, layers\nrecomputed": qwen3_30b_a3b(layers_again=True),
-        "the same,\nload 8": qwen3_30b_a3b(layers_again=True, load=8.0),
-        "FSDP alone, layers\nrecomputed": qwen3_30b_a3b(1, layers_again=True)}
+        "the same,\nload 8": qwen3_30b_a3b(layers_again=True, load=8.0), "FSDP alone, layers\nrecomputed": qwen3_30b_a3b(1, layers_again=True)}
 copies, inside = 48 * 8 * 4096 * 2 * 2048 * 2, 48 * 8 * 4096 * 4 * 768 * 2  # in and out; gate, up and two tensors made of these
 bars = {name: peak_parts(run.breakdown, copies, inside) for name, run in runs.items()}
 limit = simulated_device("H100").usable_bytes / 2**30
 show(draw_peaks(bars, limit), alt="; ".join(f"{name}: {sum(parts):.1f} GiB" for name, parts in bars.items()).replace("\n", " "))
 four = partial(qwen3_30b_a3b, layers_again=True, sequences=4)
-many = {"EP 8": four(), "EP 8, loss in chunks": four(chunk=1024), "the same, load 8": four(chunk=1024, load=8.0),
-        "FSDP alone, loss in chunks": four(1, chunk=1024)}
+many = {"EP 8": four(), "EP 8, loss in chunks": four(chunk=1024), "the same, load 8": four(chunk=1024, load=8.0), "FSDP alone, loss in chunks": four(1, chunk=1024)}
 print(f"layers recomputed, four sequences (16,384 tokens) a rank; an H100 has {limit:.1f} GiB usable (simulated):")
 print("; ".join(f"{name} {run.peak_bytes / 2**30:.1f} GiB" for name, run in many.items()))
 
@@ -365,8 +363,7 @@ LAYOUTS = {"EP 8": (8 * row, 0, 0, 0), "EP 8, half the rows": (4 * row, 0, 0, 0)
            "once a rank": (once, 0, 0, 0), "one rank": (row, 0, 0, 0)}  # a false router sends a token's 8 rows to one rank
 print("a token's products in GFLOP, forward twice: {:.1f}, and {:.1f} of its experts".format(*(n / 1e9 for n in token_flops(4096, 2))))
 print_seconds(parts, seconds, COUNTS, ASSUMED := f"{LLAMA_3_TFLOPS} TFLOP/s, NVLink at {NVLINK / 1e9:.0f} GB/s")
-print_step({speed: 16_384 / seconds(16_384, "one rank", speed=speed) for speed in (190, 380, 400, 430, 760)}, LLAMA_3_TFLOPS,
-           evenly=16_384 / seconds(16_384, "once a rank"))
+print_step({speed: 16_384 / seconds(16_384, "one rank", speed=speed) for speed in (190, 380, 400, 430, 760)}, LLAMA_3_TFLOPS, evenly=16_384 / seconds(16_384, "once a rank"))
 
 # %% [markdown]
 # **Read it.** If weights overlap computing, most of their 0.55 s is exposed at 1,024 tokens, and nothing at 16,384.
