@@ -70,6 +70,8 @@ def test_three_sequences_fit_a_card_and_a_fourth_does_not() -> None:
     usable = simulated_device("H100").usable_bytes
     three, four = (at_size.qwen3_30b_a3b(layers_again=True, sequences=n) for n in (3, 4))
     assert three.peak_bytes < usable < four.peak_bytes
+    chunked = at_size.qwen3_30b_a3b(layers_again=True, sequences=4, chunk=1024)
+    assert chunked.peak_bytes < three.peak_bytes, "no fp32 logits of all tokens lie at once"
 
 
 def test_published_products_are_those_of_a_token_without_what_is_recomputed() -> None:
@@ -95,7 +97,7 @@ def test_loads_stand_with_their_least_and_most(capsys: pytest.CaptureFixture[str
         "EP 8 is faster", load_of, (512, 2048, 16_384), {"a": {}, "b": {"more": 8.0}}, constants, 8
     )
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "predicted: EP 8 is faster; columns: tokens a rank"
+    assert said[0] == "predicted: EP 8 is faster; columns: tokens a rank and micro-batch"
     assert " ".join(said[2].split()) == "a 8.0 (4.0 to >8) 2.0 (1.0 to 4.0) <1"
     assert " ".join(said[3].split()) == "b >8 (8.0 to >8) >8 (5.0 to >8) >8 (4.1 to >8)"
 
@@ -128,7 +130,7 @@ def test_the_script_of_the_last_cell_prints_a_line_for_each_step() -> None:
 def test_a_predicted_step_stands_beside_the_published_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_step({190.0: STEP_TOKENS / 2}, evenly=5000.0)
+    print_step({190.0: STEP_TOKENS / 2}, 190.0, evenly=5000.0)
     said = capsys.readouterr().out
     assert "190 TFLOP/s:  6,020 tokens/s; predicted / published 0.50" in said
     assert "190 TFLOP/s with experts drawn evenly: 5,000" in said

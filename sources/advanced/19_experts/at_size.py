@@ -100,10 +100,12 @@ def qwen3_30b_a3b(
     recompute: bool = False,
     layers_again: bool = False,
     sequences: int = 1,
+    chunk: int = 0,
 ) -> Measurement:
     """A step of one of `ranks` ranks: experts over groups of `expert_ranks`, the rest by FSDP.
 
-    Parameters, gradients and Adam's states in fp32, computing in bf16; sequences of 4,096 tokens, whole logits.
+    Parameters, gradients and Adam's states in fp32, computing in bf16; sequences of 4,096 tokens. The loss takes
+    whole logits, or those of `chunk` tokens at a time, made again in backward.
     With `expert_ranks` of 1 FSDP alone shares the experts, and no row travels. This rank gets `load` times
     the rows of the mean rank in every layer. `recompute` is of experts alone,
     `layers_again` of whole layers, as the transformers library does it, with their exchanges.
@@ -121,6 +123,8 @@ def qwen3_30b_a3b(
             model: Any = Qwen3MoeForCausalLM(config)
         if layers_again:
             enable_checkpointing(model)
+        if chunk:  # in the head, as FSDP gathers its weight only inside the model's forward
+            model.lm_head.forward = partial(_loss_in_chunks, model.lm_head, chunk)
         low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in model.model.layers:
             with torch.device("meta"):
@@ -166,7 +170,18 @@ def token_flops(length: int = TOKENS, forwards: int = 1) -> tuple[float, float]:
 
 def _language_step(sequences: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
     tokens = torch.zeros(sequences, TOKENS, dtype=torch.long)
-    logits = model(input_ids=tokens, use_cache=False).logits
-    F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()).backward()
+    out = model(input_ids=tokens, use_cache=False).logits  # or the loss, where the head makes it
+    loss = out if out.dim() == 0 else F.cross_entropy(out.float().flatten(0, 1), tokens.flatten())
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def _loss_in_chunks(head: nn.Linear, chunk: int, hidden: Tensor) -> Tensor:
+    def loss(part: Tensor) -> Tensor:
+        aim = torch.zeros(len(part), dtype=torch.long, device=part.device)
+        return F.cross_entropy(F.linear(part, head.weight).float(), aim, reduction="sum")
+
+    parts = hidden.flatten(0, 1).split(chunk)
+    total = torch.stack([checkpoint(loss, part, use_reentrant=False) for part in parts]).sum()  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return total / hidden[..., 0].numel()

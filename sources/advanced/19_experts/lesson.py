@@ -15,8 +15,8 @@
 # it cost?
 #
 # **The answer.** It saves arithmetic: Mixtral computes like a model of 13B. It costs the model states of one of 47B. On several GPUs
-# something travels. **With few tokens a GPU, move the tokens. With many, move the weights, if they overlap computing and matmuls
-# stay fast. In between it is a tie.**
+# something travels. We predict for Qwen3 on 8 H100s: **With few tokens in a GPU's micro-batch (1,024), move the tokens. With many (16,384), move the weights, if they
+# overlap computing and matmuls stay fast. In between (4,096), load decides.**
 #
 # **Promise.** You route tokens by hand, decide what should travel, and balance a router.
 #
@@ -26,10 +26,10 @@
 #
 # ## A bet
 #
-# Eight GPUs train Qwen3-30B-A3B in bf16, with 4,096 tokens each and layers recomputed.
+# Eight GPUs train Qwen3-30B-A3B in bf16, sum gradients in fp32 and recompute layers. A micro-batch has 4,096 tokens a GPU.
 # With [FSDP](../intermediate/09_sharding.ipynb) alone, each GPU gathers all experts' weights. With *expert parallelism*, each keeps an
-# eighth of the experts, and a token's vector travels to each of its eight. How many times as many bytes does a GPU send for its
-# experts with FSDP alone?
+# eighth of the experts, and a token's vector travels to each of its eight. In a micro-batch, how many times as many
+# bytes does a GPU send for its experts with FSDP alone?
 
 # %%
 my_bet_times = 1.0
@@ -304,23 +304,25 @@ assert gap < 1e-12 and held == everything / RANKS, "each number of the experts o
 
 # %% jupyter={"source_hidden": true}
 runs = {"EP 8, all kept": qwen3_30b_a3b(), "EP 8, layers\nrecomputed": qwen3_30b_a3b(layers_again=True),
-        "the same,\nload 8": qwen3_30b_a3b(layers_again=True, load=8.0),
-        "FSDP alone, layers\nrecomputed": qwen3_30b_a3b(1, layers_again=True)}
+        "the same,\nload 8": qwen3_30b_a3b(layers_again=True, load=8.0), "FSDP alone, layers\nrecomputed": qwen3_30b_a3b(1, layers_again=True)}
 copies, inside = 48 * 8 * 4096 * 2 * 2048 * 2, 48 * 8 * 4096 * 4 * 768 * 2  # in and out; gate, up and two tensors made of these
 bars = {name: peak_parts(run.breakdown, copies, inside) for name, run in runs.items()}
 limit = simulated_device("H100").usable_bytes / 2**30
 show(draw_peaks(bars, limit), alt="; ".join(f"{name}: {sum(parts):.1f} GiB" for name, parts in bars.items()).replace("\n", " "))
-peak = qwen3_30b_a3b(layers_again=True, sequences=4).peak_bytes / 2**30
-print(f"EP 8, layers recomputed, 16,384 tokens a rank: {peak:.1f} GiB (simulated); an H100 has {limit:.1f} usable")
+four = partial(qwen3_30b_a3b, layers_again=True, sequences=4)
+many = {"EP 8": four(), "EP 8, loss in chunks": four(chunk=1024), "the same, load 8": four(chunk=1024, load=8.0), "FSDP alone, loss in chunks": four(1, chunk=1024)}
+print(f"layers recomputed, four sequences (16,384 tokens) a rank; an H100 has {limit:.1f} GiB usable (simulated):")
+print("; ".join(f"{name} {run.peak_bytes / 2**30:.1f} GiB" for name, run in many.items()))
 
 # %% [markdown]
-# **Read it.** One node cannot keep all activations. **With layers recomputed they fit at any load**, as only one layer's rows are
-# alive. Four sequences need a [loss in chunks](../intermediate/05_checkpointing.ipynb).
+# **Read it.** One node cannot keep all activations of 4,096 tokens. **With layers recomputed they fit at any load**, as only one
+# layer's rows are alive. With 16,384 and a [loss in chunks](../intermediate/05_checkpointing.ipynb) both layouts fit at load 1, and EP 8
+# at load 8 does not.
 #
 # ### Rows or weights
 #
-# FSDP alone gathers the experts twice a step and sums their gradients. EP moves rows, in six exchanges a layer. Ours sends
-# a row for each expert. A *dispatcher* such as [DeepEP](https://github.com/deepseek-ai/DeepEP) sends a vector **once** to
+# In a micro-batch FSDP alone gathers the experts twice and sums their gradients. EP moves rows, in six exchanges a layer:
+# recomputing repeats two. Ours sends a row for each expert. A *dispatcher* such as [DeepEP](https://github.com/deepseek-ai/DeepEP) sends a vector **once** to
 # each rank:
 
 # %%
@@ -332,7 +334,7 @@ NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "I
 EXPERTS = 48 * 128 * 3 * 2048 * 768  # numbers in Qwen3-30B-A3B's experts: layers, experts, three matrices
 VECTOR = 6 * 48 * 2048 * 2  # bytes of a token's vector in bf16, in six exchanges of every layer
 weights, row, once = EXPERTS * (2 + 2 + 4) * 7 / 8, VECTOR * 7 / 8, VECTOR * reached(7, 16)  # an eighth stays here
-print(f"FSDP alone sends {weights / 1e9:.0f} GB for experts, at any number of tokens: bf16 weights twice, fp32 gradients once (predicted)")
+print(f"FSDP alone sends {weights / 1e9:.0f} GB for experts in a micro-batch of any number of tokens: bf16 weights twice, fp32 gradients once (predicted)")
 for tokens in (COUNTS := (1024, 4096, 16_384)):
     print(f"{tokens:>6,} tokens a rank: EP 8 {8 * row * tokens / 1e9:5.1f} GB, FSDP alone {weights / (8 * row * tokens):4.1f} times as many;",
           f"once a rank {once * tokens / 1e9:4.1f} GB, FSDP alone {weights / (once * tokens):4.1f} times")
@@ -341,7 +343,8 @@ print(f"your bet, for 4,096 tokens: {my_bet_times} times")
 # %% [markdown]
 # **Read it.** EP's bytes grow with tokens, FSDP's do not. But time decides. Our model adds up computing and what is **exposed**,
 # moved while nothing is computed. All rows are exposed. Weights overlap computing, as far as it lasts, or computing waits for them.
-# Computing runs at 380 TFLOP/s, as Llama 3 405B did over whole steps (published). How near is a published step?
+# Computing runs at 380 TFLOP/s, the least of three that Llama 3 405B reached over whole steps
+# ([380, 400 and 430](https://arxiv.org/abs/2407.21783), table 4). How near is a published step?
 
 # %%
 def parts(tokens, layout, speed=LLAMA_3_TFLOPS, nvlink=NVLINK, ndr=NDR):  # seconds; that speed holds waiting of its own
@@ -360,21 +363,21 @@ LAYOUTS = {"EP 8": (8 * row, 0, 0, 0), "EP 8, half the rows": (4 * row, 0, 0, 0)
            "once a rank": (once, 0, 0, 0), "one rank": (row, 0, 0, 0)}  # a false router sends a token's 8 rows to one rank
 print("a token's products in GFLOP, forward twice: {:.1f}, and {:.1f} of its experts".format(*(n / 1e9 for n in token_flops(4096, 2))))
 print_seconds(parts, seconds, COUNTS, ASSUMED := f"{LLAMA_3_TFLOPS} TFLOP/s, NVLink at {NVLINK / 1e9:.0f} GB/s")
-print_step({speed: 16_384 / seconds(16_384, "one rank", speed=speed) for speed in (190, 380, 760)}, evenly=16_384 / seconds(16_384, "once a rank"))
+print_step({speed: 16_384 / seconds(16_384, "one rank", speed=speed) for speed in (190, 380, 400, 430, 760)}, LLAMA_3_TFLOPS, evenly=16_384 / seconds(16_384, "once a rank"))
 
 # %% [markdown]
 # **Read it.** If weights overlap computing, most of their 0.55 s is exposed at 1,024 tokens, and nothing at 16,384.
 #
-# The published step is **one number, met by one constant**. It sent few rows and no experts' weights, so it tests neither. FSDP
+# The published step is **one number, nearest to one of three constants**. It sent few rows and no experts' weights, so it tests neither. FSDP
 # alone has an eighth of EP 8's rows for an expert, which may slow its matmuls.
 #
 # Only EP pays for load. **Up to which load is EP 8 faster?** Brackets hold the least and most with speed or link halved or
 # doubled. In the picture they are the band:
 
 # %%
-def break_even(tokens, mine="EP 8", other="FSDP alone", overlap=True, slower=1, **constants):  # the load of `mine` at which both take equally long
+def break_even(tokens, mine="EP 8", other="FSDP alone", overlap=True, slower=1, theirs=1, **constants):  # the load of `mine` that takes as long
     idle, full = (seconds(tokens, mine, load, **constants) for load in (0, 1))
-    return (seconds(tokens, other, overlap=overlap, slower=slower, **constants) - idle) / (full - idle)
+    return (seconds(tokens, other, theirs, overlap=overlap, slower=slower, **constants) - idle) / (full - idle)
 
 
 CONSTANTS = [{name: value * by} for name, value in (("speed", LLAMA_3_TFLOPS), ("nvlink", NVLINK), ("ndr", NDR)) for by in (0.5, 2)]
@@ -386,10 +389,10 @@ show(draw_loads(break_even, CONSTANTS, ASSUMED),
      alt="Load at which both take equally long, by tokens: lines fall; at 16k below 1 if weights overlap, 1.3 at half speed, 1.2 if computing waits.")
 
 # %% [markdown]
-# **Read it. With few tokens a GPU, move the tokens**: at 1,024, EP 8 is ahead in every row, up to load 4.8. **With many, move the
-# weights, if they overlap computing and matmuls stay fast**: at 16,384, FSDP alone is ahead at half and twice the speed or link, but
-# ties if its matmuls run at half speed. **In between it is a tie**: at 4,096 the first bracket holds both. If computing waits, EP 8 is
-# ahead at 4,096 up to load 2.1, and the tie is at 16,384.
+# **Read it. With few tokens (1,024), move the tokens**: EP 8 is ahead in every row, up to load 4.8. **With many (16,384), move the
+# weights, if they overlap computing and matmuls stay fast**: FSDP alone is ahead at any load, at half and twice the speed or link. If
+# its matmuls run at half speed, or computing waits, load decides. **In between (4,096), load decides**: EP 8 is ahead up to 1.5, or up
+# to 2.8 if computing waits.
 #
 # **Which case is yours?** On Monday, find the exposed seconds of FSDP alone in a trace. Compare the gap found with the gap predicted, the
 # two lines *exposed*, at your TFLOP/s. Near the first weights overlap, near the second computing waits.
@@ -399,7 +402,7 @@ show(draw_loads(break_even, CONSTANTS, ASSUMED),
 # ## 4. Balance: a layer ends when its busiest rank is done
 #
 # Nothing makes a router treat experts alike. An **auxiliary loss** $E \sum_e f_e P_e$ makes busy experts less probable: $f_e$ is the
-# share of rows that expert $e$ got, and $P_e$ its mean probability. Or a **bias** is added to the probabilities, for the *choice* alone.
+# share of rows that expert $e$ got, and $P_e$ its mean probability. Or a **[bias](https://arxiv.org/abs/2408.15664)** is added to the probabilities, for the *choice* alone.
 # It rises for experts with too few rows. A small model trains on text, as if four ranks held two experts each:
 
 # %%
@@ -485,7 +488,8 @@ for name, loss in (("all layers pooled, as in transformers", pooled), ("a loss f
 # ## 5. Across nodes: stay inside, or send each vector once
 #
 # Now two nodes of 8 H100. With EP 8 the weights and gradients of experts' replicas cross. With EP 16 rows cross: by a plain all-to-all
-# one for each expert, by a dispatcher one for each *node*. Compare the seconds across:
+# one for each expert, by a dispatcher one for each *node*. Weights that overlap computing here overlap rows, too: these move inside
+# the node.
 
 # %% jupyter={"source_hidden": true}
 half = EXPERTS / 16 * (2 + 2 + 4)  # a rank has half of its experts, and its replica the other half
@@ -495,12 +499,13 @@ LAYOUTS |= ACROSS
 show(draw_crossing({name: tuple(size / 1e9 for size in (a * 4096, b * 4096, d)) for name, (a, b, _, d) in ACROSS.items()}, NVLINK / 1e9, NDR / 1e9),
      alt="; ".join(f"{name}: {b * 4096 / 1e9:.1f} GB of rows and {d / 1e9:.1f} of weights cross" for name, (_, b, _, d) in ACROSS.items()))
 for said, overlap in BRANCHES.items():
-    print_break_even(f"how many times EP 8's load EP 16 may have and be faster, if {said}", partial(break_even, other="EP 8, once a rank", overlap=overlap),
-                     COUNTS, {mine: {"mine": mine} for mine in list(ACROSS)[:0:-1]}, CONSTANTS, worst=16)
+    print_break_even(f"the load up to which EP 16 is faster than EP 8, if {said}", partial(break_even, other="EP 8, once a rank", overlap=overlap), COUNTS,
+                     {f"{mine}; EP 8 at load {n}": {"mine": mine, "theirs": n} for mine in list(ACROSS)[:0:-1] for n in (1, 2)}, CONSTANTS, worst=16)
 
 # %% [markdown]
-# **Read it. With few tokens a GPU, move the tokens**, once to each node. **With many, move the weights, if they overlap computing and
-# matmuls stay fast. In between it is a tie.** A plain all-to-all pays only at 1,024.
+# **Read it.** At equal loads, 1 or 2: **with few tokens (1,024), move the tokens**, once to each node. **With many (16,384), move the
+# weights, if they overlap computing. In between (4,096), this overlap decides**: EP 16 is ahead if computing waits. A plain
+# all-to-all is ahead at 1,024 alone, and at load 2 only if computing waits.
 #
 # ## Break it, diagnose it
 #
@@ -525,16 +530,16 @@ for fault, losses in found.items():
 
 # %% [markdown]
 # **Diagnose it.** First losses are right: no gradient is in them. A wrong group turns the direction of experts' first gradient. A wrong
-# divisor doubles its size, which AdamW nearly hides.
+# divisor doubles its size, which AdamW without clipping nearly hides.
 #
 # ## Recap
 #
 # A mixture saves arithmetic: Mixtral computes like a model of 13B. It costs the model states of one of 47B. On several GPUs something
 # travels.
 #
-# - **With few tokens a GPU, move the tokens. With many, move the weights, if they overlap computing and matmuls stay fast. In between
-#   it is a tie.**
-# - Experts' gradients are summed already. FSDP shards experts over their replicas, and divides by the number of all ranks.
+# - We predict for Qwen3 on 8 H100s: **With few tokens in a GPU's micro-batch (1,024), move the tokens. With many (16,384), move the weights, if they
+#   overlap computing and matmuls stay fast. In between (4,096), load decides.**
+# - Experts' gradients are summed already. FSDP shards experts over their replicas, and must be told to divide by the number of all ranks.
 # - Balance each layer, over the whole batch.
 #
 # Do the [lab](../../labs/advanced/19_experts.ipynb) in a copy (`make my-labs`), then see the

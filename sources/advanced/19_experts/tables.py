@@ -44,7 +44,7 @@ def print_seconds(
         f"a step of {alone}, if weights overlap": whole[True],
         f"a step of {alone}, if computing waits": whole[False],
     }
-    print(f"predicted: seconds of a step, {assumed}, by tokens a rank")
+    print(f"predicted: seconds of a micro-batch, {assumed}, by its tokens a rank")
     wide = max(map(len, table))
     print(" " * (wide + 2), *(f"{n:>8,}" for n in tokens))
     for name, row in table.items():
@@ -69,7 +69,7 @@ def print_break_even(
         constants: each with one of them changed.
         worst: the largest load there is, where all rows come to one rank.
     """
-    print(f"predicted: {title}; columns: tokens a rank")
+    print(f"predicted: {title}; columns: tokens a rank and micro-batch")
     wide = max(map(len, cases))
     print(" " * (wide + 2), *(f"{n:,}".rjust(17) for n in tokens), sep="")
     for name, case in cases.items():
@@ -89,15 +89,16 @@ def _load(load: float, worst: int) -> str:
     return "<1" if load < 1 else f">{worst}" if load > worst else f"{load:.1f}"
 
 
-def print_step(rates: Mapping[float, float], evenly: float) -> None:
+def print_step(rates: Mapping[float, float], assumed: float, evenly: float) -> None:
     """A whole step that others measured, beside what is predicted.
 
     Args:
-        rates: {TFLOP/s: tokens/s}; the middle one is assumed.
+        rates: {TFLOP/s: tokens/s}.
+        assumed: the TFLOP/s of all other tables.
         evenly: tokens/s at that speed, were experts drawn evenly.
     """
     print(
-        f"published, Qwen3-30B-A3B, EP 8 with DeepEP on 8 H100, {STEP_MICRO_BATCH:,} tokens a rank, layers recomputed,\n"
+        f"published, Qwen3-30B-A3B, EP 8 with DeepEP on 8 H100, {STEP_MICRO_BATCH:,} tokens a rank and micro-batch, layers recomputed,\n"
         f"  load forced to 1: {STEP_TOKENS:,.0f} tokens/s a GPU, {STEP_TFLOPS:.0f} TFLOP/s without what is recomputed\n"
         f"  ({STEP_SOURCE})\n"
         "predicted, if a GPU computes at"
@@ -106,5 +107,4 @@ def print_step(rates: Mapping[float, float], evenly: float) -> None:
         print(
             f"  {speed:g} TFLOP/s: {rate:>6,.0f} tokens/s; predicted / published {rate / STEP_TOKENS:.2f}"
         )
-    middle = list(rates)[len(rates) // 2]
-    print(f"and at {middle:g} TFLOP/s with experts drawn evenly: {evenly:,.0f} tokens/s")
+    print(f"and at {assumed:g} TFLOP/s with experts drawn evenly: {evenly:,.0f} tokens/s")
