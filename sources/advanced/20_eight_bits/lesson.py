@@ -250,8 +250,8 @@ for make, signs in ((torch.rand, "positive"), (torch.randn, "of both signs")):
 #
 # ## 4. Factors of products may be small
 #
-# A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. Numbers added up
-# together must share a scale, and each product adds along another dimension. So rows and stripes turn with the sum, and are rounded
+# A linear layer has three products: its output, the gradient to its input $x$, and the gradient to its weight $w$. A scale serves
+# a stretch of a sum, and each product adds along another dimension. So rows and stripes turn with the sum, and are rounded
 # twice. Squares, and one scale a tensor, serve both ways:
 
 # %%
@@ -392,7 +392,7 @@ for rate in (2.2e-4, 7.3e-6):
 #
 # ## 5. Which bytes stay, and what speed comes
 #
-# Products in eight bits leave master weights, gradients and moments as they are. So memory does not halve:
+# Products in eight bits leave master weights, gradients and moments as they are. Memory does not halve:
 
 # %%
 for gpus, peak_in_16, peak_in_8 in published_peaks():
@@ -560,7 +560,7 @@ assert last[4][1].endswith("down"), "inside the SwiGLU, where it was planted"
 #
 # | which number of a step? | bits | known from |
 # |---|---|---|
-# | factors of products | 8; 4 with NVFP4's whole recipe | section 4; published losses |
+# | factors of products | 8, E4M3; 4 with NVFP4's whole recipe | section 4; published losses |
 # | what FSDP gathers | 8 | section 5 |
 # | what a SwiGLU keeps | 8, the product made again | section 5 |
 # | Adam's moments | 32; 16; 8 in blocks | DeepSeek-V3; [8-bit optimizers](https://arxiv.org/abs/2110.02861) |
