@@ -142,7 +142,7 @@ def draw_outliers(
                 fontsize=10,
             )
         for place, text in (
-            (448 * 2**6, "28,672: E4M3's\ndigits begin to go"),
+            (448 * 2**6, "28,672: typical\nnumbers lose digits"),
             (448 * 2**9, "229,376: E4M3's\nsmallest number"),
         ):
             axes.axvline(place, color="#999999", lw=0.9, ls=(0, (4, 3)))

@@ -24,6 +24,12 @@ def block_1(text: str) -> None:
     assert len(calm) == 42, f"three products of 14 linear layers, not {len(calm)}"
     outputs = {name: off for (name, what), off in calm.items() if what == "output"}
     assert all(0 < off < 0.1 for each in outputs.values() for off in each), f"calm: {outputs}"
+    for (name, what), (
+        default,
+        one,
+        *_,
+    ) in calm.items():  # gradients alone go in E5M2, which errs more
+        assert default == one if what == "output" else default > 1.2 * one, f"{name}, {what}"
     model = small_llama()
     feedforward = "model.layers.1.mlp"
     with torch.no_grad():  # in exact arithmetic the same model
@@ -31,9 +37,9 @@ def block_1(text: str) -> None:
         model.get_submodule(f"{feedforward}.down_proj").get_parameter("weight")[:, 3] /= 1e7
     wild = run_block(text, model=model, batch=batch)["report"]
     outputs = {name: off for (name, what), off in wild.items() if what == "output"}
-    named = max(outputs, key=lambda name: outputs[name][0] - outputs[name][3])
+    named = max(outputs, key=lambda name: outputs[name][1] - outputs[name][4])
     assert named == f"{feedforward}.down_proj", f"it names {named}"
-    one, _, _, blocks = outputs[named]
+    _, one, _, _, blocks = outputs[named]
     assert one > 0.9 and one > 1.5 * blocks, f"one scale loses all, blocks less: {outputs[named]}"
     assert all(p.grad is None for p in model.parameters()), "no gradient is left behind"
     _squares_have_a_scale_each(
@@ -206,7 +212,9 @@ def _rounded(x: torch.Tensor) -> torch.Tensor:
 def _convert(
     model: nn.Module, *, config: Any, module_filter_fn: Callable[[nn.Module, str], bool]
 ) -> None:
-    assert config == {"enable_fsdp_float8_all_gather": False}, f"one process gathers: {config}"
+    assert not config["enable_fsdp_float8_all_gather"], f"one process gathers: {config}"
+    gradients = config["cast_config_grad_output"]
+    assert gradients == {"target_dtype": torch.float8_e4m3fn}, f"gradients are in {gradients}"
     for name, part in list(model.named_modules()):
         if isinstance(part, nn.Linear) and module_filter_fn(part, name):
             part.__class__ = Float8Tensors
@@ -218,7 +226,7 @@ def _torchao() -> Iterator[None]:
         yield
         return
     inner: Any = ModuleType("torchao.float8")
-    inner.Float8LinearConfig = dict
+    inner.CastConfig = inner.Float8LinearConfig = dict
     inner.precompute_float8_dynamic_scale_for_fsdp = None  # of sharded weights: not called here
     inner.convert_to_float8_training = _convert
     names = {"torchao": ModuleType("torchao"), "torchao.float8": inner}
