@@ -375,7 +375,7 @@ def accumulated(name):
 bars = {"g = 1": {name: runs[name].sent for name in names}, "g = 4": run_ranks(lambda: {name: accumulated(name) for name in names}, N)[0]}
 for name, times in {"DDP": 1, "ZeRO-1": 1, "ZeRO-2": 4, "ZeRO-3": 4, "FSDP2": 4}.items():
     if name in names:  # what four micro-batches send of gradients, beside one
-        assert round(gradient_bytes(bars["g = 4"][name], N) / gradient_bytes(runs[name].sent, N), 3) == times, name
+        assert round(gradient_bytes(bars["g = 4"][name], N) / gradient_bytes(runs[name].sent, N), 3) == times, f"{name}: count its calls"
 show(verdict.draw_rounds(bars, N, P, title="Rounds that a rank sends in a step of g micro-batches"),
      alt="Bars of rounds for each way. At one micro-batch all take two or three. At four DDP and ZeRO-1 stay where they were; ZeRO-2 grows to nine, ZeRO-3 and FSDP2 to twelve.")
 
