@@ -399,7 +399,7 @@ for name, changed in {"the documents' offsets": {}, "one document: they leak": {
                       "each rank's own count": {"of_all": False}}.items():
     gaps = [((a - b).norm() / b.norm()).item() for a, b in zip(run_ranks(functools.partial(packed, **changed), RANKS)[0], wanted, strict=True)]
     print(f"{name:<23} loss {gaps[0]:.0e} from one process, gradients up to {max(gaps[1:]):.0e}")
-    assert (max(gaps) < (1e-6 if name == "positions go on" else 1e-12)) == (name in ("the documents' offsets", "positions go on")), f"{name}: {max(gaps)}"
+    assert (max(gaps) < (1e-6 if name == "positions go on" else 1e-12)) == (name in ("the documents' offsets", "positions go on")), f"{name}: {max(gaps):.0e} off, look at its positions"
 works = [sum(pairs) for pairs in run_ranks(pairs_by_round, RANKS, True, OFFSETS)]
 print("pairs by rank, in zigzag (counted):", *works, f" the busiest has {max(works) * RANKS / sum(works) - 1:.0%} above the mean")
 
