@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from evidence.validation.tables import table
-from utils.catalog import ModelShape
+from utils.catalog import model_shape
 from utils.checked import check_public
 
 __all__ = [
@@ -20,12 +20,7 @@ LLAMA_3_ALONE_FLOPS = 400e12
 # Of the same row: 8 groups of GPUs with 16 sequences each are a step of the optimizer; the table prints 16M.
 LLAMA_3_BATCH_TOKENS = 8 * 16 * 131_072
 
-# huggingface.co/Qwen/Qwen3-8B, config.json; the count is that of its checkpoint.
-QWEN3_8B = ModelShape(
-    name="qwen3-8b", family="llama", layers=36, hidden=4096, heads=32, kv_heads=8, head_width=128, feedforward=12_288,
-    vocabulary=151_936, max_sequence=40_960, qk_norm=True, published_count=8_190_735_360, published_step=1,
-    source="huggingface.co/Qwen/Qwen3-8B, config.json",
-)  # fmt: skip
+QWEN3_8B = model_shape("Qwen/Qwen3-8B")
 
 # TRL's guide (huggingface.co/docs/trl/en/long_context_training) and its example (examples/sft_qwen3_8b_1m_context): one
 # sequence of 2**20 tokens a step on eight H100s, checkpoints offloaded. Accelerate's way of sharing is left at its default, "allgather".
