@@ -40,6 +40,11 @@ def test_every_field_has_a_second_value_here() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["FSDP", "Fsdp", "fsdp"])
+def test_a_framework_is_found_in_any_case(name: str) -> None:
+    assert Plan(dp=8, framework=name) == Plan(dp=8, framework="fsdp")
+
+
 def _changed(name: str) -> Plan:
     """The base with the other value of one field, past the rules of what goes together."""
     plan = replace(BASE)

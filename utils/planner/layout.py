@@ -10,7 +10,7 @@ from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
 from utils.planner.conventions import Framework
-from utils.planner.frameworks import framework
+from utils.planner.frameworks import FRAMEWORKS, framework
 from utils.rules import divides, keep_whole, of_kind, one_of, whole
 
 RECOMPUTE = ("none", "selective", "full")
@@ -124,7 +124,8 @@ class Plan:
         one_of("zero_stage", self.zero_stage, (0, 1, 2, 3))
         of_kind("plan", framework=(self.framework, Framework, str))
         of_kind("plan", lora=(self.lora, Lora, type(None)))
-        if isinstance(self.framework, str):
+        # A search makes thousands of plans: a name as it stands in the table is not looked for.
+        if isinstance(self.framework, str) and self.framework not in FRAMEWORKS:
             object.__setattr__(self, "framework", framework(self.framework).name)
         divides("shard_ranks", self.shard_group, "dp * cp", self.dp * self.cp)
         self._check_combinations()
