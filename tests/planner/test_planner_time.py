@@ -102,20 +102,6 @@ def test_recompute_costs_time_and_interleaving_saves_bubble():
     assert interleaved.step_seconds < plain.step_seconds
 
 
-def test_pytorchs_checkpoint_does_not_make_the_last_product_again():
-    rules = framework("fsdp")
-    again = {
-        early: estimated(
-            dp=8,
-            zero_stage=3,
-            recompute="full",
-            framework=replace(rules, recompute_stops_early=early),
-        ).time.recompute
-        for early in (True, False)
-    }
-    assert 0.65 < again[True] / again[False] < 0.85  # a third of the block's products
-
-
 def test_tensor_parallelism_is_dear_between_nodes():
     inside = estimated(BIG, tp=8, pp=8).time.tensor_parallel
     plan = Plan(tp=16, pp=4)

@@ -72,7 +72,8 @@ class Framework:
         host_meets_stages: Stages send shapes before tensors, and the host reads them before it goes
             on.
         recompute_stops_early: Recomputation of a block ends where its last kept tensor is made
-            again, before the last product (torch/utils/checkpoint.py, early_stop).
+            again, before the last product and the collective that sums it
+            (torch/utils/checkpoint.py, early_stop).
         accumulate_bytes: Per parameter and micro-batch, moved to add new gradients to the old.
         fp8_parameters: In a plan of fp8, matrices of blocks are kept and gathered in fp8 alone; where
             it is False, their 16-bit copies stay beside those in fp8.

@@ -58,9 +58,22 @@ def _block(context: ClusterPlanContext, experts: bool) -> BlockTime:
         PassSeconds() if plan.attention == "flash" else attention.forward
     )  # flash always makes them
     again = {"none": PassSeconds(), "selective": scores, "full": passes.forward}[plan.recompute]
-    if plan.recompute == "full" and context.conventions.recompute_stops_early:
-        again += PassSeconds(matmul=matmul_seconds(context.gpu, *products[-1])).times(-1)
+    if plan.recompute == "full" and context.conventions.recompute_stops_early and not experts:
+        again += _not_made_again(context, products[-1], passes.forward).times(-1)
     return BlockTime(passes.forward, passes.backward, again)
+
+
+def _not_made_again(
+    context: ClusterPlanContext, last: tuple[float, float, float], forward: PassSeconds
+) -> PassSeconds:
+    """What follows the last tensor that a block keeps: its last product, and the sum over ranks.
+
+    That is one of two all-reduces of tensor parallelism, or of four collectives where sequences are
+    split. Experts keep what they sum, weighted, at their end: nothing of theirs is left out.
+    """
+    summed = forward.communication - _exchanged(context)[2]
+    share = 1 / 4 if context.plan.sequence_parallel else 1 / 2
+    return PassSeconds(matmul_seconds(context.gpu, *last), communication=share * summed)
 
 
 def head_time(context: ClusterPlanContext) -> BlockTime:
