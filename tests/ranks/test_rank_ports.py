@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from open_ports import addresses_of_this_machine, watched
 from rank_cases import server_of_torch
 
 from utils.lessons.lesson_16a.records.survive_script import SCRIPT as ELASTIC_SCRIPT
+from utils.parallel.loopback import LOCALHOST, loopback_port
 from utils.ranks import run_ranks, run_torchrun
 from utils.ranks.elastic import run_elastic
 from utils.ranks.launch import meeting_point, run_members
@@ -106,3 +109,21 @@ def test_run_elastic_on_loopback_opens_nothing_to_others(
     arguments = (tmp_path, 60, 20, 0.02, 10)
     faults = [Fault("kill a rank", 15)]
     check(lambda: run_elastic(tmp_path / "script.py", *arguments, faults=faults), 2)
+
+
+def test_a_port_for_a_program_is_free_and_none_that_a_system_gives_away() -> None:
+    found = {loopback_port() for _ in range(20)}
+    assert len(found) > 10
+    for port in found:
+        with socket.create_server((LOCALHOST, port)):
+            assert port < 32_768
+
+
+def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((LOCALHOST, loopback_port())) as taken:
+        port, other = taken.getsockname()[1], loopback_port()
+        monkeypatch.setattr(random, "sample", lambda *_: [port, other])
+        assert loopback_port() == other
+        monkeypatch.setattr(random, "sample", lambda *_: [port])
+        with pytest.raises(OSError, match="are taken; `ss -ltn` shows by what"):
+            loopback_port()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 LOCALHOST = "127.0.0.1"
+# Below what Linux (from 32768), Windows and macOS (from 49152) give to sockets that ask for any port.
+# There another process can take a port before its program listens, and a client that calls too early
+# can be given that very port for its own end, which connects it to itself.
+LOWEST_PORT, HIGHEST_PORT, TRIES = 20_000, 32_000, 100
 
 
 def local_store(address: str = LOCALHOST, port: int = 0) -> TCPStore:
@@ -25,6 +30,26 @@ def local_store(address: str = LOCALHOST, port: int = 0) -> TCPStore:
     port = listening.getsockname()[1]
     return TCPStore(
         address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+
+
+def loopback_port() -> int:
+    """A port of this machine for a program that takes a number, in place of an open socket.
+
+    Nothing listens there, and no system gives it away by itself.
+
+    Raises:
+        OSError: all of a hundred ports were taken.
+    """
+    for port in random.sample(range(LOWEST_PORT, HIGHEST_PORT), TRIES):
+        with socket.socket() as tried:
+            try:
+                tried.bind((LOCALHOST, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(
+        f"{TRIES} ports from {LOWEST_PORT} to {HIGHEST_PORT} of {LOCALHOST} are taken; `ss -ltn` shows by what."
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 
 from utils.checked import asks_first, in_order
 from utils.files import scratch
-from utils.parallel.loopback import LOCALHOST
+from utils.parallel.loopback import loopback_port
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, kill_all
 from utils.ranks.member import MeetingPoint, Member
@@ -144,10 +143,8 @@ def check_world(world_size: Any, timeout_seconds: float, order: str) -> None:
 @contextlib.contextmanager
 def meeting_point() -> Iterator[MeetingPoint]:
     """Where ranks find each other, for this user alone."""
-    with socket.create_server((LOCALHOST, 0)) as free:
-        port = free.getsockname()[1]
     with scratch("ranks") as folder:
-        yield MeetingPoint(str(folder / "store"), port)
+        yield MeetingPoint(str(folder / "store"), loopback_port())
 
 
 @dataclass

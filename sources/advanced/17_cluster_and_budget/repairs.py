@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.files import scratch
+from utils.parallel.loopback import LOCALHOST, loopback_port
 
 from .clusters import SlurmError, one_host_slurm
 
@@ -99,14 +99,12 @@ def _folder_with(train: str, job: str = "") -> Iterator[Path]:
 
 
 def _start(folder: Path) -> list[subprocess.Popen[bytes]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    found = []
+    port, found = loopback_port(), []
     for rank in range(2):
         known = {
             "RANK": str(rank),
             "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": LOCALHOST,
             "MASTER_PORT": str(port),
         }
         with (folder / f"said-{rank}").open("ab") as said:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import scratch
+from utils.parallel.loopback import loopback_port
 
 from .exporter import LOCALHOST
 
@@ -165,7 +165,7 @@ def _settings(targets: Sequence[str], rules: Path, seconds: float) -> str:
 
 def _started(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     for _ in range(PORTS):
-        port = _free_port()
+        port = loopback_port()
         # It dies with whoever started it, also where that is killed.
         with_us = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
         log = (folder / "log").open("wb")
@@ -200,9 +200,3 @@ def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
                 return process.poll() is None
         time.sleep(LOOK_SECONDS)
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((LOCALHOST, 0))
-        return free.getsockname()[1]
