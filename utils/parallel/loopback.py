@@ -36,12 +36,13 @@ def local_store(address: str = LOCALHOST, port: int = 0) -> TCPStore:
 def loopback_port() -> int:
     """A port of this machine for a program that takes a number, in place of an open socket.
 
-    Nothing listens there, and no system gives it away by itself.
+    Nothing listens there, and no system gives it away by itself. The choice does not follow
+    `random.seed`: two programs with one seed would meet at one port.
 
     Raises:
         OSError: all of a hundred ports were taken.
     """
-    for port in random.sample(range(LOWEST_PORT, HIGHEST_PORT), TRIES):
+    for port in random.SystemRandom().sample(range(LOWEST_PORT, HIGHEST_PORT), TRIES):
         with socket.socket() as tried:
             try:
                 tried.bind((LOCALHOST, port))
