@@ -48,7 +48,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown matrix or base, or a rank or size below one."""
-        keep_whole(self, "lora", "rank", "adapter_bytes")
+        keep_whole(self, "Lora", "rank", "adapter_bytes")
         one_of("lora base", self.base, BASES)
         for target in self.targets:
             one_of("lora target", target, TARGETS)

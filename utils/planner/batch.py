@@ -21,7 +21,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         """Raises ValueError where a count is no whole number, or below one."""
-        keep_whole(self, "batch", "sequences", "sequence_length")
+        keep_whole(self, "Batch", "sequences", "sequence_length")
 
     @property
     def tokens(self) -> int:

@@ -51,20 +51,20 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown device, an empty cluster or a price that is none."""
-        of_kind("cluster", gpu=(self.gpu, Device, str))
+        of_kind("Cluster", gpu=(self.gpu, Device, str))
         if isinstance(self.gpu, str):
             device(self.gpu)
-        keep_whole(self, "cluster", "nodes", "gpus_per_node", optional="network_ports")
+        keep_whole(self, "Cluster", "nodes", "gpus_per_node", optional="network_ports")
         self._check_network()
         one_of("pricing", self.pricing, KINDS)
         if self.host_memory_bytes is not None:
-            positive("cluster", host_memory_bytes=self.host_memory_bytes)
+            positive("Cluster", host_memory_bytes=self.host_memory_bytes)
         self._check_price()
 
     def _check_network(self) -> None:
         """More ports than devices are refused: no rank here sends through two of them."""
-        positive("cluster", least=0, network_bytes_per_second=self.network_bytes_per_second)
-        above_zero("cluster", network_bytes_per_second=self.network_bytes_per_second)
+        positive("Cluster", least=0, network_bytes_per_second=self.network_bytes_per_second)
+        above_zero("Cluster", network_bytes_per_second=self.network_bytes_per_second)
         if self.network_kind is not None:
             one_of("network_kind", self.network_kind, tuple(SUSTAINED))
         ports = self.network_ports
@@ -78,14 +78,14 @@ class Cluster:
     def _check_price(self) -> None:
         usd, often = self.usd_per_gpu_hour, self.interruptions_per_1000_node_days
         if usd is not None:
-            positive("cluster", least=0, usd_per_gpu_hour=usd)
+            positive("Cluster", least=0, usd_per_gpu_hour=usd)
             if usd == 0:
                 raise ValueError(
                     "cluster: usd_per_gpu_hour is 0; it must be above 0. Write what an hour of your "
                     "own machines costs, or None for the lowest price listed."
                 )
         if often is not None:
-            positive("cluster", least=0, interruptions_per_1000_node_days=often)
+            positive("Cluster", least=0, interruptions_per_1000_node_days=often)
         if self.pricing == "spot" and often is None:
             price = "A spot price" if usd is None else f"A spot price of ${usd}"
             raise ValueError(

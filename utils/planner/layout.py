@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.catalog import ModelShape, model_shape
+from utils.checked import asks_first
 from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
@@ -20,6 +21,15 @@ OFFLOADS = ("none", "optimizer", "parameters")
 ATTENTIONS = ("flash", "unfused")
 PRECISIONS = ("bf16", "fp8", "mxfp8")
 LOSSES = ("whole", "fused", "chunked")
+CHOICES: dict[str, tuple[object, ...]] = {
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTE,
+    "attention": ATTENTIONS,
+    "offload": OFFLOADS,
+    "precision": PRECISIONS,
+    "loss": LOSSES,
+    "zero_stage": (0, 1, 2, 3),
+}
 COUNTS = ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "micro_batch")
 
 
@@ -106,24 +116,17 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse layouts that contradict themselves. Raises ValueError with the rule."""
-        keep_whole(self, "plan", *COUNTS, optional="shard_ranks")
+        keep_whole(self, "Plan", *COUNTS, optional="shard_ranks")
         for name in ("expert_tp", "recompute_layers", "offload_layers"):
-            keep_whole(self, "plan", optional=name)
-        one_of("schedule", self.schedule, SCHEDULES)
+            keep_whole(self, "Plan", optional=name)
+        for name, choices in CHOICES.items():
+            one_of(name, getattr(self, name), choices)
         if isinstance(self.partition, tuple):
             whole("partition", **{f"stage {i}": n for i, n in enumerate(self.partition)}, least=0)
-        elif isinstance(self.partition, list):
-            raise ValueError(f"partition is a list; write a tuple: {tuple(self.partition)}.")
         else:
             one_of("partition", self.partition, PARTITIONS)
-        one_of("recompute", self.recompute, RECOMPUTE)
-        one_of("attention", self.attention, ATTENTIONS)
-        one_of("offload", self.offload, OFFLOADS)
-        one_of("precision", self.precision, PRECISIONS)
-        one_of("loss", self.loss, LOSSES)
-        one_of("zero_stage", self.zero_stage, (0, 1, 2, 3))
-        of_kind("plan", framework=(self.framework, Framework, str))
-        of_kind("plan", lora=(self.lora, Lora, type(None)))
+        of_kind("Plan", framework=(self.framework, Framework, str))
+        of_kind("Plan", lora=(self.lora, Lora, type(None)))
         # A search makes thousands of plans: a name as it stands in the table is not looked for.
         if isinstance(self.framework, str) and self.framework not in FRAMEWORKS:
             object.__setattr__(self, "framework", framework(self.framework).name)
@@ -240,6 +243,16 @@ class Plan:
             )
         if self.virtual_stages > 1:
             divides("pp, where stages interleave,", self.pp, "micro-batches", m)
+
+
+def _choices_first(given: dict[str, Any]) -> None:
+    """Say what may be written where another kind of value came: `recompute=True`."""
+    for name, choices in CHOICES.items():
+        if name in given and not isinstance(given[name], type(choices[0])):
+            one_of(name, given[name], choices)
+
+
+Plan.__init__ = asks_first(_choices_first)(Plan.__init__)
 
 
 def changed(plan: Plan, fields: dict[str, Any]) -> Plan:
