@@ -209,7 +209,7 @@ for name, results in by_hand.items():
 #
 # ### Seven schedules of PyTorch compute the same
 #
-# At work a stage, a schedule and `step` suffice. The model, data and optimizer stay the same.
+# At work a stage, a schedule and `step` suffice. Model, data and optimizer are as above.
 
 # %%
 SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
@@ -421,14 +421,14 @@ display(pd.DataFrame(table).style.hide().set_caption(
     "messages that a step on 4 ranks waits for, by micro-batches and a message's length in forwards of a rank (predicted)"))
 
 # %% [markdown]
-# **Read it.** GPipe waits for $2(p-1)$ messages once in a step. So does interleaving for $2(pv-1)$, *while a message is no
-# longer than a chunk's forward*, $1/v$ of a rank's: 50% with $v = 2$, 25% with $v = 4$. A longer one is waited for more
-# often. At 10% only 1F1B waits for more as $m$ grows. All this lets a sender compute on.
+# **Read it.** A step of GPipe waits for $2(p-1)$ messages, here 6. Interleaving waits for $2(pv-1)$, here 14 or 30, *while a
+# message is no longer than a chunk's forward*: 50% with $v = 2$, 25% with $v = 4$. At 10% only 1F1B waits for more as $m$
+# grows. In all of this a sender computes on.
 #
 # ### A message between nodes
 #
-# How long is a message? The planner predicts one for 175 billion parameters on 64 A100s: 8 stages, one in each node,
-# and micro-batches of one sequence.
+# The planner predicts one for 175 billion parameters on 64 A100s: 8 stages, one in each node, and micro-batches of one
+# sequence.
 
 # %%
 model = model_shape("megatron-175b")
@@ -445,10 +445,7 @@ for tp, pp in ((8, 8), (4, 16)):
     print(f"TP {tp} x {pp} stages: {sum(hops_across_nodes(8, tp, pp)[:-1])} of {pp - 1} hops leave a node (predicted)")
 
 # %% [markdown]
-# **Read it.** In this plan messages add less than a hundredth to 1F1B's step. With 16 stages of TP 4, as many hops leave a
-# node, and the others stay inside one.
-#
-# So far each order came to its end. The next does not.
+# **Read it.** In this plan messages add less than a hundredth to 1F1B's work. With 16 stages as many hops leave a node.
 #
 # ## 6. Break it, diagnose it: an order that never ends
 #
@@ -519,29 +516,25 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # %% [markdown]
 # **Read it.** PyTorch's `Schedule1F1B` posts such pairs, too.
 #
-# **NCCL ignores tags** ([PyTorch 125079](https://github.com/pytorch/pytorch/issues/125079)): equally shaped messages in a
-# wrong order can give wrong numbers, and no hang.
-#
 # **On GPUs** a watchdog ends a job that hangs. Started with `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
 # each rank writes its last sends and receives to a file for `torchfrtrace`
 # ([Flight Recorder](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)).
-
-# %% [markdown]
+#
 # ## Recap
 #
 # - Order decides idle time, memory, and whether the step ends. In eleven runs it left the gradients as they were.
 # - Placement decides the number of messages.
 # - While messages are free, 1F1B saves memory, not idle time.
-# - 1F1B waits for $2(p-1)$ more messages with each $p$ more micro-batches. Interleaving waits for $2(pv-1)$ once in a step,
-#   while a message is no longer than a chunk's forward and its sender computes on.
+# - $p$ more micro-batches add $2(p-1)$ messages to 1F1B's step. Interleaving waits for $2(pv-1)$, however large $m$ is, while
+#   a message is no longer than a chunk's forward and its sender computes on.
 # - A drawing is what an order could reach, not what it will take.
 # - Two deadlocks had two causes. Lists wait in a circle: check them before you run. Sends wait for their receivers: under
 #   1F1B, post each together with the next receive.
 #
 # **Choose in this order.**
 #
-# 1. $m$ is the global batch over (data-parallel ranks times micro-batch). A smaller micro-batch raises it, until your kernels
-#    slow down (not shown here).
+# 1. Know $m$: the global batch over (data-parallel ranks times micro-batch). Not shown here: how small a micro-batch keeps
+#    kernels fast.
 # 2. Take 1F1B, if you can bear $(p-1)/m$.
 # 3. Else try interleaving, with $m$ a multiple of $p$ and messages no longer than $1/v$ of a forward. Every rank then holds
 #    more. Measure whether the gain arrives.
@@ -610,8 +603,7 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # `ScheduleGPipe` in its place keeps the activations of all micro-batches on rank 0, and here 1F1B those of `stages`.
 #
 # For interleaving, build the stages as `train_pytorch` does. The last stage also computes the head and the loss: time your
-# stages, and move layers off the slowest. If embedding and head share a weight, see
-# [lesson 14](14_three_dimensions.ipynb). With DeepSpeed, after `deepspeed.init_distributed()`:
+# stages, and move layers off the slowest. With DeepSpeed, after `deepspeed.init_distributed()`:
 #
 # ```python
 # import deepspeed
