@@ -536,8 +536,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # 1. Know $m$: the global batch over (data-parallel ranks times micro-batch). Not shown here: how small a micro-batch keeps
 #    kernels fast.
 # 2. Take 1F1B, if you can bear $(p-1)/m$.
-# 3. Else try interleaving, with $m$ a multiple of $p$ and messages no longer than $1/v$ of a forward. Every rank then holds
-#    more. Measure whether the gain arrives.
+# 3. Else try interleaving, with $m$ a multiple of $p$ and messages no longer than $1/v$ of a forward. In section 3
+#    every rank then held more. Measure whether the gain arrives.
 # 4. A zero bubble schedule can idle less: ZB-H1 did when drawn and when run with sleeping ranks. PyTorch has `ZBVZeroBubble`
 #    instead, whose time and memory are not shown here.
 #
