@@ -48,7 +48,7 @@
 # | TP = 8 always | BLOOM, 178B, one day: TP 4 151.2 TFLOP/s, TP 8 141.8 | [12 §5](advanced/12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "bloom_prequel") |
 # | a larger micro-batch is faster | BLOOM: 2 took 207.9 s, 8 took 229.7 | [99](advanced/99_capstone.ipynb#Micro-batch-and-speed "noted") |
 # | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](advanced/13_pipelines.ipynb#3.-A-rank-holds-what-is-in-flight "in_flight"), [15 §3](advanced/15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "by_rules.stages") |
-# | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node | [13](advanced/13_pipelines.ipynb#More-chunks-pay-while-messages-are-hidden "hops leave a node") |
+# | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node | [13](advanced/13_pipelines.ipynb#A-message-between-nodes "hops leave a node") |
 # | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15](advanced/15_design_studio.ipynb#How-far-to-trust-it "one_t") |
 # | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15](advanced/15_design_studio.ipynb#The-shape-of-the-model "bloom_prequel") |
 # | flash attention runs at the matmul rate | a fraction of it, older kernels a smaller | [99](advanced/99_capstone.ipynb#Flash-attention's-rate "flash_flops_per_second") |

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from utils.lessons.lesson_13.chunks_figure import draw_chunks
 from utils.lessons.lesson_13.orders_figure import draw_orders
 from utils.lessons.lesson_13.placement_figure import draw_placements
 from utils.planner.schedules import count_messages, run_schedule, schedule_actions
@@ -22,10 +21,10 @@ def test_orders_say_idle_beside_work_and_step_and_mark_the_last_ranks_waits() ->
     assert {"3 forwards", "3 backwards"} <= notes
 
 
-def test_what_was_measured_is_not_said_to_be_in_flight() -> None:
+def test_of_what_was_measured_no_share_is_said() -> None:
     panel = Panel(ROWS, run_schedule(ROWS, 1, 2), Evidence.MEASURED)
     (axes,) = draw_orders({"1F1B": panel}, title="", unit="").axes
-    assert "in flight" not in axes.get_title(loc="left")
+    assert axes.get_title(loc="left") == "1F1B (measured)"
 
 
 def test_each_look_stands_in_the_legend_once() -> None:
@@ -48,11 +47,3 @@ def test_a_placement_sends_what_its_program_sends(ranks: list[int], chunks: int)
 def test_a_v_stays_on_the_last_rank() -> None:
     (axes,) = draw_placements({"V": [0, 1, 2, 3, 3, 2, 1, 0]}, 8).axes
     assert "6 borders x 2 x 8 = 96 messages" in axes.get_title(loc="left")
-
-
-def test_the_published_run_is_a_mark_of_its_own() -> None:
-    arms = {name: [2.0, 1.0] for name in ("hidden", "half", "whole", "double")}
-    figure = draw_chunks({64: arms, 512: arms}, (1, 3), {64: (3, 1.5)}, title="")
-    stars = [line for line in figure.axes[0].lines if line.get_marker() == "*"]
-    assert [(*line.get_xdata(), *line.get_ydata()) for line in stars] == [(1, 1.5)]
-    assert not [line for line in figure.axes[1].lines if line.get_marker() == "*"]

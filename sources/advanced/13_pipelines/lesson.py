@@ -11,20 +11,20 @@
 #
 # {{badges}}
 #
-# **The question.** Every schedule of a pipeline runs the same forward and backward passes. What does their *order*
-# decide?
+# **The question.** GPipe, 1F1B, interleaved 1F1B and ZB-H1 run the same forward and backward passes. What does their
+# *order* decide?
 #
-# **Promise.** You run *any* order on four real ranks, with an interpreter of 25 lines. You predict idle time, memory and
-# messages, and find a deadlock before it runs.
+# **Promise.** You run four orders on four processes, with one interpreter of 25 lines. You predict their idle time, memory
+# and messages, and find a deadlock before you run it. All stages here are equally long.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 75 for the lab | any laptop (Windows: WSL2) | about two minutes of computing on two CPU cores |
+# | 80, and 75 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
 #
 # ## A bet
 #
-# GPipe runs all forward passes, then all backward passes. 1F1B alternates as soon as it can. On four stages and
-# eight micro-batches, by how many percent does 1F1B shorten the idle time of GPipe?
+# GPipe runs all forward passes, then all backward passes. 1F1B alternates as soon as it can. On four stages, with eight
+# micro-batches and messages that take no time, by how many percent does 1F1B shorten the idle time of GPipe?
 
 # %%
 my_bet_percent = 50
@@ -34,7 +34,7 @@ here = setup("advanced/13")
 
 # %% jupyter={"source_hidden": true}
 import contextlib
-from dataclasses import replace
+import itertools
 
 import pandas as pd
 import torch
@@ -46,11 +46,9 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from utils import Batch, Cluster, Evidence, Plan, check, draw_breakdown, estimate, format_bytes
 from utils import model_shape, run_ranks, show, traffic
 from utils.parallel import DeadlockError, check_program, chunks_of, read_program, stage_owners
-from utils.planner import framework
 from utils.planner.schedules import count_messages, in_flight, run_schedule, schedule_actions
 from utils.planner.step_seconds.collectives import hops_across_nodes, send_seconds
 from utils.views import Panel
-from utils.lessons.lesson_13.chunks_figure import draw_chunks
 from utils.lessons.lesson_13.mail import Mail
 from utils.lessons.lesson_13.older_torch import results_or_skip
 from utils.lessons.lesson_13.orders_figure import draw_orders
@@ -68,7 +66,7 @@ from utils.lessons.lesson_13.timed import launch_and_message, rounds_of, sleep_t
 #
 # A schedule is a list of **actions** for each rank. `2F0` is the forward pass of micro-batch 0 on stage 2, and `2B0` its
 # backward pass. **Zero bubble** schedules cut a backward in two. `I` computes the gradient of the stage's input, for which
-# the stage before it waits. `W` computes the gradient of the weights, for which no rank waits, so it may come later.
+# the stage before it waits. `W` computes the gradient of the weights, for which no other rank waits, so it may come later.
 
 # %% tags=["nbval-check-output"]
 RANKS, MICRO_BATCHES, STEPS = 4, 8, 5
@@ -78,11 +76,11 @@ for rank, row in enumerate(programs["1F1B"]):
     print(f"1F1B, rank {rank}:", *row)
 
 # %%
-def drawn(rows, forward=1.0, transfer=0.0):
+def drawn(rows, forward=1.0, transfer=0.0, launch=0.0):
     """An action starts when its rank is free and its input is there: that is all a drawing needs."""
     check_program(rows, MICRO_BATCHES)  # every action once, and no deadlock
     share = RANKS / len(stage_owners(rows))  # with two stages on a rank, each has half of the layers
-    return run_schedule(rows, forward * share, 2 * forward * share, transfer)
+    return run_schedule(rows, forward * share, 2 * forward * share, transfer, launch=launch)
 
 
 show(draw_orders({name: Panel(rows, drawn(rows)) for name, rows in programs.items()},
@@ -95,11 +93,12 @@ print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.
 # %% [markdown]
 # **Read it.** GPipe and 1F1B end at the same moment: while messages are free, 1F1B saves **memory, not idle time**. In both,
 # the last rank waits for $p - 1$ forwards at the start and $p - 1$ backwards at the end. It works for $m$ of each, so idle
-# time over work is $(p-1)/m$. What 1F1B lowers is the number of micro-batches **in flight**, whose activations wait for their
-# backward.
+# time over work is $(p-1)/m$. What 1F1B lowers is what is **in flight**: micro-batches whose activations wait for their
+# backward, each counted by the part of the rank's layers that it has passed.
 #
-# With **interleaving**, a rank holds $v$ **chunks** of layers, and waits for passes that are $v$ times shorter. **ZB-H1** is
-# 1F1B with split backwards: a `W` that was put off fills a wait at the end.
+# With **interleaving**, a rank holds $v$ **chunks** of layers, and waits for passes that are $v$ times shorter. Here $v$ is
+# 2, so rank 0 holds up to eleven halves, or 5.5. **ZB-H1** is 1F1B with split backwards: a `W` that was put off fills a wait at
+# the end.
 #
 # The **placement** says which rank holds which stage.
 
@@ -113,13 +112,25 @@ show(draw_placements(placements, MICRO_BATCHES),
 # **Read it.** Each micro-batch crosses each red arrow twice, as activations and as their gradient. So the placement decides
 # the number of messages.
 #
-# | with free messages | idle / work | most in flight on rank 0 |
+# | with free messages, $m \ge p$ | idle / work | most in flight on rank 0 |
 # |---|---|---|
 # | GPipe | $(p-1)/m$ | $m$ |
-# | 1F1B | $(p-1)/m$ | $\min(m, p)$ |
+# | 1F1B | $(p-1)/m$ | $p$ |
 # | interleaved, $p$ divides $m$ | $(p-1)/(vm)$ | $\min(m, p + (p-1)/v)$ |
-# | ZB-H1, $m \ge p$, F, I and W equally long | $(p-1)/(3m)$ | $p$ |
-#
+# | ZB-H1, F, I and W equally long | $(p-1)/(3m)$ | $p$ |
+
+# %%
+cases = [("gpipe", 1), ("1f1b", 1), ("1f1b", 2), ("1f1b", 3), ("zb-h1", 1)]
+for p, times, (order, v) in itertools.product(range(2, 9), (1, 2, 4), cases):
+    m = times * p
+    rows = schedule_actions(order, p, m, v)
+    ratio = (p - 1) / (3 * m if order == "zb-h1" else v * m)
+    held = {"gpipe": m, "zb-h1": p}.get(order, min(m, p + (p - 1) / v) if v > 1 else p)
+    assert abs(run_schedule(rows, 1 / v, 2 / v).bubble_ratio - ratio) < 1e-9, f"{order}, {p} ranks: it idles otherwise"
+    assert abs(in_flight(rows[0]) / v - held) < 1e-9, f"{order}, {p} ranks: rank 0 holds another number"
+print("the table holds for 2 to 8 ranks, p, 2p or 4p micro-batches, and up to 3 chunks (predicted)")
+
+# %% [markdown]
 # **Question.** Eight stages, 1F1B, free messages. How many micro-batches keep idle over work at 10%?
 
 # %%
@@ -127,7 +138,7 @@ micro_batches_for_10_percent = ...
 check("13.micro_batches", micro_batches_for_10_percent)
 
 # %% [markdown]
-# ## 2. Every order computes the same gradients
+# ## 2. Four orders, the same gradients
 #
 # The interpreter knows no schedule: it runs its rank's list. `mail.put` sends and goes on at once, `mail.take` waits for the
 # message that it names by a *tag*.
@@ -173,7 +184,7 @@ def train_by_hand(rows, steps=STEPS, micro_batches=MICRO_BATCHES):
     for step in range(steps):
         inputs, targets = (part[:micro_batches] for part in batch(step))
         optimizer.zero_grad()
-        with saved_for_backward(parameters) as saved, traffic() as sent:  # counts what autograd keeps
+        with saved_for_backward(parameters) as saved, traffic() as sent:  # counts what autograd saves for backward
             losses.append(sum(run_by_hand(rows[rank], stages, Mail(owners, inputs[0]), inputs, targets, [])))
         optimizer.step()
     last = {s: torch.cat([p.grad.flatten() for p in stage.parameters()]) for s, stage in stages.items()}
@@ -198,7 +209,7 @@ for name, results in by_hand.items():
 #
 # ### Seven schedules of PyTorch compute the same
 #
-# At work a stage, a schedule and `step` suffice. PyTorch's orders should compute the same as well.
+# At work a stage, a schedule and `step` suffice. Model, data and optimizer are as above.
 
 # %%
 SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
@@ -244,10 +255,11 @@ check("13.messages", messages_of_a_step)
 # %% [markdown]
 # ## 3. A rank holds what is in flight
 #
-# The gradients do not tell the orders apart. Memory does.
+# The gradients do not tell the four orders apart. Memory does.
 #
-# **Predict.** A rank's peak should be its micro-batches in flight, times what one of them keeps. Under 1F1B rank $i$ has
-# $\min(m, p - i)$ in flight, here 4, 3, 2 and 1. Under GPipe each rank has eight. On the last rank the loss keeps some more.
+# **Predict.** What autograd saves on a rank should peak at its micro-batches in flight, times what one of them saves. Under
+# 1F1B rank $i$ has $\min(m, p - i)$ in flight, here 4, 3, 2 and 1. Under GPipe each rank has eight. On the last rank the
+# loss saves some more.
 
 # %%
 alone = run_ranks(train_by_hand, RANKS, schedule_actions("gpipe", RANKS, 1), 1, 1)
@@ -260,11 +272,12 @@ for name, rows in programs.items():
         losses = in_flight([action for action in rows[rank] if action.stage == RANKS * chunks - 1])
         assert result["kept"] == count * one + losses * loss, f"{name}, rank {rank}: not {count} micro-batches"
         row.append(f"{count:g} x: {format_bytes(result['kept'])}")
-    print(f"{name:<17} in flight (by its list) and bytes at the peak (measured), by rank:  ", ",  ".join(row))
+    print(f"{name:<17} in flight (by its list) and bytes saved at the peak (measured), by rank:  ", ",  ".join(row))
 
 # %% [markdown]
-# **Read it.** The measured bytes are exactly as predicted. More micro-batches *of the same size* raise GPipe's peak and leave
-# 1F1B's as it is. Rank 0 of interleaving holds more than 1F1B's. With ZB-H1 every rank holds as many as 1F1B's first.
+# **Read it.** The measured bytes are exactly as predicted. Every rank of interleaving holds 1.5 more than under 1F1B. With
+# ZB-H1 every rank holds as many as 1F1B's first. Beside what autograd saves, ZB-H1 keeps the stage's output gradient from
+# `I` to `W`: this meter does not count it.
 #
 # **Question.** 1F1B, 8 stages, 4 micro-batches. How many does the third stage hold at its peak?
 
@@ -273,7 +286,7 @@ held_by_stage_2 = ...
 check("13.held", held_by_stage_2)
 
 # %% [markdown]
-# ### More stages do not lower the first rank's activations
+# ### Two stages or four: as much on 1F1B's first rank
 #
 # The bars show what one rank of a 7B pipeline holds at its peak, on a simulated A100.
 
@@ -307,19 +320,19 @@ def simulated_stage(schedule, ranks, rank):
 # %%
 stages = [simulated_stage(*which) for which in (("1F1B", 4, 0), ("1F1B", 4, 3), ("1F1B", 2, 0))]
 show(draw_breakdown(stages, title="7B in bf16, AdamW, 8 micro-batches x 2,048 tokens,\nflash attention, no recomputation"),
-     alt="Stacked memory of three ranks: with two stages in place of four, all but the activations nearly doubles.")
-one = stages[0].timeline.series()["activations"].max()  # 4 micro-batches of 8 layers each
-inputs_only = llama.layers * 2 * 2048 * llama.hidden  # each layer keeps its input, 2 bytes an element
-print(f"one micro-batch, 32 layers: {format_bytes(one)} of activations (simulated), {format_bytes(inputs_only)} of inputs (predicted)")
+     alt="Memory of three ranks: with two stages in place of four, the first holds nearly twice the states, and as much activations.")
+for stage in (stages[0], stages[2]):
+    print(f"{stage.name}: {format_bytes(stage.timeline.series()['activations'].max())} of activations at most (simulated)")
 
 # %% [markdown]
-# **Read it.** Compare the red parts of the first bar and the last. The first of four stages holds
-# 4 micro-batches of 8 layers, the first of two holds 2 of 16: either way as much as one micro-batch of all 32 layers. If activations do not fit, *recompute* them and keep the layers'
-# inputs alone ([lesson 05](../intermediate/05_checkpointing.ipynb)).
+# **Read it.** The first of four stages holds 4 micro-batches of 8 layers, the first of two holds 2 of 16: either way as much
+# as one micro-batch of all 32 layers. Under 1F1B more stages lower that only where $p$ exceeds $m$.
+# [Lesson 05](../intermediate/05_checkpointing.ipynb) recomputes activations.
 #
-# ## 4. Four ranks keep nearly the predicted times
+# ## 4. Four ranks beside the drawing
 #
-# Memory followed the lists. Does time? A process that *sleeps* needs no core, so two cores can stand for four devices. Here each pass only sleeps.
+# Memory followed the lists. Does time? A process that *sleeps* needs no core, so two cores can stand for four devices. Here
+# each pass only sleeps.
 
 # %%
 NAP = 0.03  # seconds of F, I and W, and half of those of B; where a rank holds two stages, each is half as long
@@ -337,28 +350,25 @@ def measured(rows, execute=naps, rounds=3):
 # %%
 _ = measured(programs["1F1B"], rounds=1)  # the warm-up: the first run of a process loads what it needs
 ran = {name: measured(rows) for name, rows in programs.items()}
+launch, transfer = launch_and_message(ran["GPipe"])
 table = []
 for name, rows in programs.items():
-    predicted, step = drawn(rows, NAP).total, ran[name].total
-    table.append({"": name, "predicted, s": predicted, "measured, s": step, "measured / predicted": step / predicted})
+    free, costly, step = drawn(rows, NAP).total, drawn(rows, NAP, transfer, launch).total, ran[name].total
+    table.append({"": name, "predicted, s": free, "with launches and messages, s": costly, "measured, s": step,
+                  "measured / predicted": step / free})
 display(pd.DataFrame(table).style.format(precision=3).hide().set_caption("a step; measured is the shortest of three rounds"))
-launch, transfer = launch_and_message(ran["GPipe"])
-print(f"not in the prediction: {1e3 * launch:.1f} ms to start a pass, {1e3 * transfer:.1f} ms for a message (measured, GPipe)")
-
-# %%
-show(draw_orders({"ZB-H1, drawn": Panel(programs["ZB-H1"], drawn(programs["ZB-H1"], NAP)),
-                  "ZB-H1, on four ranks": Panel(programs["ZB-H1"], ran["ZB-H1"], Evidence.MEASURED)},
-                 title="ZB-H1: 30 ms for each F, I and W", unit="seconds"),
-     alt="ZB-H1 as drawn, and as four sleeping processes ran it: nearly the same, a little longer.")
+gains = [1 - table[2][column] / table[1][column] for column in ("predicted, s", "measured, s")]
+print(f"interleaved against 1F1B: {gains[0]:.1%} shorter (predicted), {gains[1]:.1%} (measured)")
+print(f"third column: {1e3 * launch:.1f} ms to start a pass, {1e3 * transfer:.1f} ms for a message (measured on GPipe's run)")
 
 # %% [markdown]
-# **Read it.** The measured steps are a little longer than predicted. Starting passes and sending messages is a part of that.
-# So a drawing predicts time, *while messages are nearly free*.
+# **Read it.** Every order takes longer than drawn, in this run interleaving most, and so it loses a part of its gain. It runs
+# twice as many passes, each half as long. Launches and messages explain only a part of the excess; the rest is not explained
+# here. A drawing is what an order *could* reach, not what it will take.
 #
-# ## 5. Messages cost 1F1B time in each micro-batch
+# ## 5. With more micro-batches, 1F1B waits for more messages
 #
-# Now each message is under way for half a forward, while its sender goes on. Real ones are far shorter, but these let you see
-# the waits.
+# Now each message is under way for half a forward, while its sender goes on.
 
 # %%
 from threading import Timer
@@ -391,82 +401,56 @@ for name, run in slow.items():
 
 # %% [markdown]
 # **Read it.** Now 1F1B waits between its passes and ends later than GPipe. Follow its rank 0. It holds $p$ micro-batches, and
-# starts another when the first is back. That one took $p$ forwards, $p$ backwards and $2(p-1)$ messages. So every $p$
-# micro-batches pay for $2(p-1)$ messages, however large $m$ is. GPipe pays for them once in a step.
-#
-# How long is a real message? The planner predicts one for 175 billion parameters on 64 A100s: 8 stages, one in each node,
-# and micro-batches of one sequence. The table returns to four ranks, and makes the message longer from column to column.
-
-# %% jupyter={"source_hidden": true}
-model, waits = model_shape("megatron-175b"), replace(framework("megatron"), name="sends wait", hides_sends=False)
-common = {"tp": 8, "pp": 8, "sequence_parallel": True, "recompute": "selective", "attention": "unfused", "dropout": True}
-
-
-def estimated(sequences, v, cluster, rules="megatron"):
-    plan = Plan(**common, virtual_stages=v, framework=rules)
-    return estimate(model, cluster, plan, Batch(sequences=sequences, sequence_length=2048))
-
-
-def message_seconds(cluster):
-    return send_seconds(cluster, True, 2 * 2048 * model.hidden / 8)  # bf16, an eighth on each port
-
+# starts another when the first is back. That one took $p$ forwards, $p$ backwards and $2(p-1)$ messages. So $p$ more
+# micro-batches add $2(p-1)$ messages to the step. Count for all orders what messages add:
 
 # %%
-PORTS = 8 * 25e9  # a node's bytes per second: eight ports of InfiniBand HDR
-cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=PORTS)
-parts, message = estimated(64, 1, cluster).time, message_seconds(cluster)
-forward = (parts.total - parts.pipeline - parts.optimizer) / 64 / 3  # a micro-batch's work, of which backward is two thirds
-print(f"a message {1e3 * message:.2f} ms, a forward {1e3 * forward:.0f} ms: {message / forward:.1%} of it (predicted)")
+def waited(order, v, ranks, micro_batches, part):
+    """What messages of `part` of a forward add to a step, in messages."""
+    rows = schedule_actions(order, ranks, micro_batches, v)
+    free, slow = (run_schedule(rows, 1 / v, 2 / v, transfer).total for transfer in (0, part))
+    return (slow - free) / part
+
+
 table = []
 for name, (order, v) in {"GPipe": ("gpipe", 1), "1F1B": ("1f1b", 1), "interleaved, v = 2": ("1f1b", 2),
                          "interleaved, v = 4": ("1f1b", 4), "ZB-H1": ("zb-h1", 1)}.items():
-    rows = schedule_actions(order, RANKS, 64, v)
-    runs = {f"{part:.0%} of a forward": run_schedule(rows, 1 / v, 2 / v, part) for part in (0, 0.01, 0.25, 0.5, 1)}
-    table.append({"": name, **{part: f"{run.bubble_ratio:.1%}" for part, run in runs.items()}})
+    cases = [(8, 0.1), (64, 0.1), (64, 0.25), (64, 0.5), (64, 1)]
+    table.append({"": name, **{f"m = {m}, {part:.0%}": f"{waited(order, v, RANKS, m, part):.0f}" for m, part in cases}})
 display(pd.DataFrame(table).style.hide().set_caption(
-    "idle / work on 4 ranks with 64 micro-batches, by the length of a message (predicted)"))
+    "messages that a step on 4 ranks waits for, by micro-batches and a message's length in forwards of a rank (predicted)"))
 
 # %% [markdown]
-# **Read it.** At 1%, more than the real message takes, no schedule loses more than about half a point. Now follow the two
-# interleaved rows to where they jump: with $v = 2$ after 50%, with $v = 4$ after 25%.
+# **Read it.** A step of GPipe waits for $2(p-1)$ messages, here 6. Interleaving waits for $2(pv-1)$, here 14 or 30, *while a
+# message is no longer than a chunk's forward*: 50% with $v = 2$, 25% with $v = 4$. At 10% only 1F1B waits for more as $m$
+# grows. In all of this a sender computes on.
 #
-# **Interleaving hides a message** *while it is no longer than a chunk's forward*, which is $1/v$ of a rank's: the receiver
-# computes another micro-batch meanwhile. A longer one is waited for again and again. ZB-H1 hides messages of up to half a
-# forward. 1F1B hides none, so its row rises from the start.
+# ### A message between nodes
 #
-# ### More chunks pay while messages are hidden
-#
-# A schedule that *can* hide messages needs a framework that computes while it sends. How many chunks should this 175B use? On
-# the blue line the framework does so, where $v > 1$, as Megatron-LM by default. On the others it does not: each message is
-# waited for, at half, once and twice its cost.
+# The planner predicts one for 175 billion parameters on 64 A100s: 8 stages, one in each node, and micro-batches of one
+# sequence.
 
 # %%
-CHUNKS = (1, 2, 3, 4, 6, 12)
-arms = {"messages hidden where v > 1": (cluster, "megatron")}
-for speed in (2, 1, 0.5):
-    network = replace(cluster, network_bytes_per_second=speed * PORTS)
-    arms[f"each message waits {1e3 * message_seconds(network):.2f} ms"] = network, waits
-steps = {m: {name: [estimated(m, v, *arm).step_seconds for v in CHUNKS] for name, arm in arms.items()} for m in (64, 512)}
-show(draw_chunks(steps, CHUNKS, {64: (3, 13.75)}, title="175B on 64 A100-80GB, 8 stages x TP 8, by the cost of a message"),
-     alt="Step time over chunks: falling while messages are hidden; with waits it turns up, sooner for the large batch.")
-
-# %%
-for name in arms:
-    best = {m: min(range(len(CHUNKS)), key=steps[m][name].__getitem__) for m in steps}
-    gains = [f"{m} sequences v = {CHUNKS[k]}, by {1 - steps[m][name][k] / steps[m][name][0]:.1%}" for m, k in best.items()]
-    print(f"{name}: fastest at", ", at ".join(gains), "(predicted)")
-print(f"here all 7 hops leave a node; with TP 4 x 16 stages {sum(hops_across_nodes(8, 4, 16)[:-1])} of 15 hops leave a node")
+model = model_shape("megatron-175b")
+cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=8 * 25e9)  # eight ports of InfiniBand HDR a node
+plan = Plan(tp=8, pp=8, sequence_parallel=True, recompute="selective", attention="unfused", dropout=True, framework="megatron")
+parts = estimate(model, cluster, plan, Batch(sequences=64, sequence_length=2048)).time
+message = send_seconds(cluster, True, 2 * 2048 * model.hidden / 8)  # bf16, an eighth on each port
+work = parts.total - parts.pipeline - parts.optimizer
+forward = work / 64 / 3  # a micro-batch's work, of which backward is two thirds
+print(f"a message {1e3 * message:.2f} ms, a forward {1e3 * forward:.0f} ms: {message / forward:.1%} of it (predicted)")
+count = waited("1f1b", 1, 8, 64, message / forward)
+print(f"1F1B waits for {count:.0f} of them in a step: {count * message / work:.1%} of its work (predicted)")
+for tp, pp in ((8, 8), (4, 16)):
+    print(f"TP {tp} x {pp} stages: {sum(hops_across_nodes(8, tp, pp)[:-1])} of {pp - 1} hops leave a node (predicted)")
 
 # %% [markdown]
-# **Read it.** With 64 sequences the bubble is large, and the right $v$ saves several percent. With 512 there is little to
-# save. Where messages are waited for, the fastest $v$ falls as their cost rises: profile whether your sends are hidden,
-# before you raise it. Stages that share a node make more hops cheap, as the last line counts.
-#
-# So far each order came to its end. The next does not.
+# **Read it.** In this plan messages add less than a hundredth to 1F1B's work. With 16 stages as many hops leave a node.
 #
 # ## 6. Break it, diagnose it: an order that never ends
 #
-# 1F1B's lists were handed out from the wrong end. The interpreter's `log` has each action that a rank began:
+# 1F1B's lists were handed out from the wrong end. `check_program` starts no rank: it walks down all lists, and stops where no
+# rank's next action has its input. Then the ranks run them. The interpreter's `log` has each action that a rank began:
 
 # %%
 def fly(rows, post=Mail, seconds=2):
@@ -480,15 +464,15 @@ def fly(rows, post=Mail, seconds=2):
 # %%
 lists = reversed(programs["1F1B"])
 hung = read_program([[f"{rank}{kind}{k}" for _, kind, k in row] for rank, row in enumerate(lists)])
-for rank, log in enumerate(run_ranks(fly, RANKS, hung)):
-    print(f"rank {rank} began {', '.join(log[-3:]):<15} and stands there; its list: {' '.join(map(str, hung[rank][:6]))} ...")
 try:
     check_program(hung)
 except DeadlockError as error:
     print(error)
+for rank, log in enumerate(run_ranks(fly, RANKS, hung)):
+    print(f"rank {rank} began {', '.join(log[-3:]):<15} and stands there; its list: {' '.join(map(str, hung[rank][:6]))} ...")
 
 # %% [markdown]
-# **Diagnose it.** Ranks 0 and 1 wait for each other, and `check_program` finds this circle in the lists.
+# **Diagnose it.** Ranks 0 and 1 stand at the two actions that `check_program` named.
 #
 # Next the lists are right, but each send waits until the neighbour has fetched it.
 
@@ -530,53 +514,50 @@ print("last actions:", ended)
 assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come to the end of its list"
 
 # %% [markdown]
-# **Read it.** PyTorch's 1F1B posts such pairs, and so does Megatron-LM with `batch_p2p_comm`.
-#
-# **NCCL ignores tags** ([PyTorch 125079](https://github.com/pytorch/pytorch/issues/125079)): equally shaped messages in a
-# wrong order can give wrong numbers, and no hang.
+# **Read it.** PyTorch's `Schedule1F1B` posts such pairs, too.
 #
 # **On GPUs** a watchdog ends a job that hangs. Started with `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
 # each rank writes its last sends and receives to a file for `torchfrtrace`
 # ([Flight Recorder](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)).
-
-# %% [markdown]
+#
 # ## Recap
 #
-# - Order decides idle time, memory, and whether the step ends. It left the gradients as they were.
+# - Order decides idle time, memory, and whether the step ends. In eleven runs it left the gradients as they were.
 # - Placement decides the number of messages.
-# - 1F1B saves memory, not idle time.
-# - Interleaving hides a message that is no longer than a chunk's forward, where the framework computes while it sends. 1F1B
-#   hides none. At 1% of a forward that hardly matters.
-# - Two deadlocks had two causes. Lists wait in a circle: check them before you run. Sends wait for their receivers: post each
-#   together with the next receive.
+# - While messages are free, 1F1B saves memory, not idle time.
+# - $p$ more micro-batches add $2(p-1)$ messages to 1F1B's step. Interleaving waits for $2(pv-1)$, however large $m$ is, while
+#   a message is no longer than a chunk's forward and its sender computes on.
+# - A drawing is what an order could reach, not what it will take.
+# - Two deadlocks had two causes. Lists wait in a circle: check them before you run. Sends wait for their receivers: under
+#   1F1B, post each together with the next receive.
 #
 # **Choose in this order.**
 #
-# 1. Take the smallest micro-batch that keeps your kernels fast. Then $m$ is the global batch over (data-parallel ranks times
-#    micro-batch).
+# 1. Know $m$: the global batch over (data-parallel ranks times micro-batch). Not shown here: how small a micro-batch keeps
+#    kernels fast.
 # 2. Take 1F1B, if you can bear $(p-1)/m$.
-# 3. Else interleave, with $m$ a multiple of $p$ and messages shorter than $1/v$ of a forward. Rank 0 then holds more.
-# 4. If your ranks still idle too long, take a zero bubble schedule, such as PyTorch's `ZBVZeroBubble`. It costs memory on the
-#    later ranks: all hold what 1F1B's first does, and `I`'s gradients until `W`. PyTorch refuses stages wrapped by
-#    `torch.compile` there.
+# 3. Else try interleaving, with $m$ a multiple of $p$ and messages no longer than $1/v$ of a forward. In section 3
+#    every rank then held more. Measure whether the gain arrives.
+# 4. A zero bubble schedule can idle less: ZB-H1 did when drawn and when run with sleeping ranks. PyTorch has `ZBVZeroBubble`
+#    instead, whose time and memory are not shown here.
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb).
 #
 # **References.** [GPipe](https://arxiv.org/abs/1811.06965), 2018. [Interleaving](https://arxiv.org/abs/2104.04473), 2021.
-# [The published run](https://arxiv.org/abs/2205.05198), Table 5, 2022. [Zero bubble](https://arxiv.org/abs/2401.10241), 2023.
+# [Zero bubble](https://arxiv.org/abs/2401.10241), 2023.
 
 # %% [markdown]
 # ## On Monday
 #
-# Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. The script needs PyTorch
-# 2.11 or newer.
+# Use a pipeline when a model does not fit by ZeRO and tensor parallelism inside a node. This script is a pipeline alone;
+# [lesson 14](14_three_dimensions.ipynb) adds the other dimensions. It needs PyTorch 2.11 or newer.
 #
 # ```python
 # # train.py. Try it on one node: torchrun --nproc-per-node 4 train.py
 # # Beyond one, on each of 2: torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 train.py
 # # Before: torch.cuda.set_device(device), where device is this rank's, and dist.init_process_group().
-# # layers: the model's, in order. loss_fn: a mean. folder: one that all ranks see.
+# # layers: the model's, in order, whole in each process's memory at first. loss_fn: a mean. folder: one that all ranks see.
 # # loader: gives every rank the same batches, with drop_last=True.
 # from collections import OrderedDict
 #
@@ -590,6 +571,7 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # named = OrderedDict((str(n), layers[n]) for n in range(first, end))  # names as in the whole model
 # part = nn.Sequential(named).to(device)
 # stage = PipelineStage(part, rank, stages, device)
+# # with 4 * stages micro-batches, equal stages idle (stages - 1) / (4 * stages) of their work, messages aside
 # schedule = Schedule1F1B(stage, n_microbatches=4 * stages, loss_fn=loss_fn)  # must divide the batch
 # optimizer = torch.optim.AdamW(part.parameters())  # of its own layers
 # losses = []
@@ -618,12 +600,10 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # ```
 #
 # **Look at** the last rank's losses: those of one process that clips to 1.0, if all micro-batches count equally many targets.
-# If padding differs, pass `scale_grads=False`, let `loss_fn` divide its sum by the whole batch's count, and add up `found`.
-# Then look at `torch.cuda.max_memory_allocated()` of rank 0: with `ScheduleGPipe` it rises.
+# `ScheduleGPipe` in its place keeps the activations of all micro-batches on rank 0, and here 1F1B those of `stages`.
 #
-# For interleaving, build the stages as `train_pytorch` does. The last stage also has the logits: give it fewer layers. If
-# embedding and head share a weight, start both copies equal, sum their gradients, and count one in `square`
-# ([lesson 14](14_three_dimensions.ipynb)). With DeepSpeed, after `deepspeed.init_distributed()`:
+# For interleaving, build the stages as `train_pytorch` does. The last stage also computes the head and the loss: time your
+# stages, and move layers off the slowest. With DeepSpeed, after `deepspeed.init_distributed()`:
 #
 # ```python
 # import deepspeed

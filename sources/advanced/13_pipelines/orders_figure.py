@@ -25,9 +25,9 @@ CHARACTER = 0.0058  # of the axis, that a note takes for each of its characters
 def draw_orders(panels: Mapping[str, Panel], *, title: str, unit: str) -> Figure:
     """Schedules below each other on one axis of time.
 
-    Each heading says how long a rank idles beside its work and in the whole step; one that was
-    predicted also says how many micro-batches each rank holds. On it the waits of the last
-    rank are marked, before its first action and after its last, where they have room.
+    The heading of one that was predicted says how long a rank idles beside its work and in the
+    whole step, and how many micro-batches each rank holds. On it the waits of the last rank are
+    marked, before its first action and after its last, where they have room.
 
     Args:
         panels: what ran, by name, from top to bottom.
@@ -65,9 +65,9 @@ def _chunks(panel: Panel) -> int:
 
 def _heading(name: str, panel: Panel) -> str:
     ratio = panel.result.bubble_ratio
-    text = f"{name} ({panel.evidence}): idle {ratio:.1%} of the work, {ratio / (1 + ratio):.1%} of the step"
     if panel.evidence is not Evidence.PREDICTED:
-        return text
+        return f"{name} ({panel.evidence})"  # its passes stretch: what it idles is no share of the given work
+    text = f"{name} ({panel.evidence}): idle {ratio:.1%} of the work, {ratio / (1 + ratio):.1%} of the step"
     held = ", ".join(f"{in_flight(row) / _chunks(panel):g}" for row in panel.rows)
     return f"{text}; in flight on ranks 0 to {len(panel.rows) - 1}: {held}"
 
