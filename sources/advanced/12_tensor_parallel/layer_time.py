@@ -137,7 +137,7 @@ def _draw_row(axes: Axes, lane: float, name: str, stages: Sequence[Stage]) -> No
     start, is_forward = 0.0, True
     for stage in stages:
         if stage.backward and is_forward:
-            axes.plot([1e3 * start] * 2, [lane - 0.22, lane + 0.38], color="black", lw=1.2)
+            axes.plot([1e3 * start] * 2, [lane - 0.17, lane + 0.32], color="black", lw=1.2)
             is_forward = False
         _bar(axes, lane, start, stage.kernel_seconds, _KERNELS)
         _bar(axes, lane, start, stage.sent_seconds, _WAIT)

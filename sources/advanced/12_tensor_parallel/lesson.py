@@ -14,8 +14,7 @@
 # **The question.** Four ranks hold a quarter of each matrix and compute every layer together. What must each of them still
 # keep whole, and what do they send?
 #
-# **Promise.** You split layers by hand, and a model with PyTorch's DTensor. You count what a rank keeps and sends, and find a
-# fault that the first loss does not show.
+# **Promise.** You split layers by hand, and a model with PyTorch's DTensor. You count what a rank keeps and sends.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -54,8 +53,8 @@ from utils.parallel import ParallelDims, device_mesh
 RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of section 1
 
 # %% [markdown]
-# In lesson 09 the ranks divided the model's *states*, and each had its own data. Here they divide the *computation* of each layer, on
-# the same data. Look at what each rank holds at the ends of this picture. Terms: [glossary](../00_glossary.ipynb).
+# In lesson 09 the ranks divided the model's *states*. Here they divide the *computation* of each layer, on the same data. Look at what
+# each rank holds at the ends of this picture. Terms: [glossary](../00_glossary.ipynb).
 
 # %%
 show(draw_feedforward(),
@@ -113,8 +112,7 @@ def split_feedforward(A, C, x):  # nn.Linear keeps (outputs, inputs): columns of
 # %% [markdown]
 # **Predict.** The *residual stream* between layers has $s$ positions, $b$ sequences and $h$ channels. Around a ring of $t$ ranks, a
 # reduce-scatter of it makes each rank send $\frac{t-1}{t}\,sbh$ numbers, and so does an all-gather. An all-reduce is both:
-# $1.5\,sbh$ for four ranks. The next cell makes two, of 8-byte numbers. Here and below, calls and their sizes are counted, and bytes
-# are those that a ring would send for them.
+# $1.5\,sbh$ for four ranks. The next cell makes two, of 8-byte numbers. (All bytes on this page: counted calls, as a ring sends them.)
 
 # %%
 gap, found = run_ranks(feedforward_apart, RANKS, split_feedforward)[0]
@@ -136,8 +134,7 @@ check("12.other_way", collectives_the_other_way)
 # ## 2. Attention by heads
 #
 # Each head works by itself, as each channel does in GELU. So queries, keys and values are cut by columns, **whole heads at a
-# time**, and the output matrix by rows: again one $f$ and one $g$. Attention and feed-forward together make four all-reduces a
-# layer, two of them forward.
+# time**, and the output matrix by rows: again one $f$ and one $g$. With feed-forward that is four all-reduces a layer.
 
 # %%
 def attention(layer, x, own, f, g):
@@ -149,7 +146,6 @@ def attention(layer, x, own, f, g):
     return g(F.linear(mixed.transpose(1, 2).flatten(2), layer.output.weight[:, own["query"]]))
 
 
-# %%
 output, gradients = map(max, zip(*run_ranks(attention_apart, RANKS, attention, CopyIn.apply, SumOut.apply), strict=True))
 print(f"output {output:.0e} from one process, gradients of x, queries, keys and values {gradients:.0e}")
 assert max(output, gradients) < 1e-9, "does each rank take its own heads, and are f and g in their places?"
@@ -179,14 +175,13 @@ print(f"your bet: {my_bet_percent}%")
 
 # %% [markdown]
 # **Read it.** A rank of this layer keeps 47%, not 25. Inside a pair of matrices, such as $A$ and $C$, all is divided. Between two pairs
-# every rank keeps everything **whole**: the input of a norm, the mask of a dropout, and the input of the next pair.
+# every rank keeps all **whole**: the input of a norm, the mask of a dropout, the input of the next pair.
 #
-# But norms and dropout work on each token by itself. With **sequence parallelism** each rank has only a part of the *sequence*
-# there. The all-reduce falls into its two halves: a reduce-scatter at the end of a pair, and an all-gather at the beginning of the
-# next.
+# Norms and dropout work on each token by itself. With **sequence parallelism** each rank has only a part of the *sequence* there.
+# The all-reduce falls into its halves: a reduce-scatter at the end of a pair, an all-gather at the beginning of the next.
 #
-# The gathered input of a pair would still be kept whole. So our column-parallel layer keeps only its *part*, and **gathers again** in
-# backward: one more send. The row-parallel layer is your lab.
+# So that the gathered input is not kept, our column-parallel layer keeps only its *part*, and **gathers again** in backward. The
+# row-parallel layer is your lab.
 
 # %%
 class GatherIn(torch.autograd.Function):
@@ -241,9 +236,8 @@ show(draw_kept(kept, bare, device="cpu",
 #
 # ### A loss that gathers no logits
 #
-# After the last layer one large tensor would still be whole: the logits. The head is cut by columns, so each rank has the logits
-# of a part of the vocabulary. A token's loss $\ell$ needs three numbers from the ranks: the largest logit $m$, the sum of
-# exponentials, and the target's logit, which one rank has.
+# The head is cut by columns, too, so each rank has the logits of a part of the vocabulary. A token's loss $\ell$ needs three numbers
+# from the ranks: the largest logit $m$, the sum of exponentials, and the target's logit, which one rank has.
 #
 # $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
 
@@ -259,7 +253,6 @@ def split_cross_entropy(logits, targets):  # every target must be a token: a lab
     return total.log() + top - SumOut.apply(torch.where(here, picked, 0.0))
 
 
-# %%
 VOCABULARY, TOKENS = 32_000, 64
 gap, found = run_ranks(loss_apart, RANKS, split_cross_entropy, TOKENS, VOCABULARY)[0]
 gathering = ring_bytes({"all-gather": TOKENS * VOCABULARY // RANKS * 8})
@@ -270,8 +263,9 @@ assert gap < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum
 # %% [markdown]
 # ## 4. The library's way: a plan
 #
-# PyTorch can place every $f$ and $g$ for you. A **DTensor** knows how it lies on the ranks. `Shard(1)` is cut along dimension 1, `Replicate()` is whole on each rank, and `Partial()` is a term of a sum. Where an
-# operation needs another layout, DTensor sends what is missing. You write which layer is cut which way:
+# PyTorch can place every $f$ and $g$ for you. A **DTensor** knows how it lies on the ranks: `Shard(1)` is cut along dimension 1,
+# `Replicate()` is whole on each rank, `Partial()` is a term of a sum. Where an operation needs another layout, DTensor sends what is
+# missing. You write which layer is cut which way:
 
 # %%
 def plan_of_block(sequence=False, together=True):
@@ -339,8 +333,9 @@ def run(way, layers=2, steps=10):
 
 # %% [markdown]
 # We train one model in five ways, with two layers and with three. The difference is one layer. *By hand* is `split_layers`
-# (`tensor_split.py`), which puts functions like those above into every layer. **Predict** a layer's bytes: four all-reduces are $4\cdot1.5\cdot8\,sbh = 49{,}152$. *The tutorial's plan* is the first in [PyTorch's
-# tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html), which lacks the lines under `if together`.
+# (`tensor_split.py`), which puts functions like those above into every layer. **Predict** a layer's bytes: four all-reduces are
+# $4\cdot1.5\cdot8\,sbh = 49{,}152$. *The tutorial's plan*, the first in [PyTorch's
+# tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html), lacks the lines under `if together`.
 
 # %%
 def all_ways(layers, steps):
@@ -360,12 +355,12 @@ for way in WAYS:
 pd.DataFrame(rows).T.fillna("")
 
 # %% [markdown]
-# **Read it.** All five have one process's losses.
+# **Read it.** All five have one process's losses, in fp64.
 #
 # - The tutorial's plan sends 7/4 of the bytes: queries, keys, values, gate and up each send a gradient of their input. With
-#   `together` their input is **one** DTensor, and the gradients are added up before they travel.
+#   `together` the gradients are added up before they travel.
 # - With the sequence split, DTensor sends what the all-reduces sent, and 768 bytes for norms. By hand it is a quarter more, for the
-#   two all-gathers of backward.
+#   two gathers of backward.
 #
 # **Question.** Llama-2-70B has $h = 8192$. How many MB ($10^6$ bytes) does one of **eight** ranks send for a layer and step of
 # one sequence of 4,096 tokens, in bf16, by the plan with four all-reduces?
@@ -377,8 +372,8 @@ check("12.mb_per_layer", mb_per_layer)
 # %% [markdown]
 # ### DTensor keeps what it gathered
 #
-# In return, the layers by hand keep less. We simulate one of eight ranks with two layers of Llama-2-70B's shape, one sequence of 4,096
-# tokens, the sequence split in both. The table has MiB at the peak.
+# In return, the layers by hand keep less. We simulate one of eight ranks: two layers of Llama-2-70B's shape, one sequence of 4,096
+# tokens, split. The table has MiB at the peak.
 
 # %% jupyter={"source_hidden": true}
 SHAPE, DIMS = model_shape("llama-2-70b"), ParallelDims(tp=8)
@@ -424,11 +419,10 @@ ledger[["parameters", "activations"]].round(1)
 #
 # ## 5. What it costs in time
 #
-# Twice as many ranks halve the work of each, but not what it sends. What does that cost? We price DTensor's plan with the sequence
-# split: eight collectives a layer, and let the ranks **wait for each**. (Megatron-LM runs some beside products; not shown here.)
-#
-# The times below are predictions of the course's planner. The first line sets one of its predictions, in Megatron's order, beside a
-# published layer. Its constants were fitted to whole steps of that model, among others. Times over a network have no such test here.
+# Twice as many ranks halve the work of each, but not what it sends. We price DTensor's plan with the sequence split: eight collectives
+# a layer, and ranks that **wait for each**. (Megatron-LM runs some beside products: not shown here.) Times are predictions of the
+# course's planner, fitted to published steps. The first line is a mild test, since steps of that model were among them. No line
+# tests times over a network.
 
 # %% jupyter={"source_hidden": true}
 from utils import Cluster
@@ -449,9 +443,9 @@ nvlink, nics = rates_in_training()
 print(f"in training, GB/s a direction (fitted): NVLink of a GPU {nvlink:.0f}, eight network cards (NICs) of a node together {nics:.0f}")
 
 # %% [markdown]
-# A layer of GPT-3 175B on A100s, one sequence of 2,048 tokens, forward and backward. A node has eight GPUs, or sixteen with *NVLink
-# 16*. The *price* is the time of all ranks together: what the layer costs you in GPU time. The last columns say how much it rises from
-# another row: as predicted, and if collectives took half or twice as long.
+# Now a layer of GPT-3 175B on A100s, one sequence of 2,048 tokens, forward and backward. A node has eight GPUs, or sixteen with *NVLink
+# 16*. The *price* is the time of all ranks together. The last columns say how much it rises from another row: as predicted, and if
+# collectives took half or twice as long.
 
 # %%
 LAYOUTS = {"TP 4": (4, 8, 8), "TP 8": (8, 8, 8), "TP 16, NVLink 16": (16, 16, 8),  # ranks; GPUs and NICs of a node
@@ -487,24 +481,23 @@ show(draw_layer_times(chosen, title="A layer of GPT-3 175B on A100s, one sequenc
 # %% [markdown]
 # **Read it.** From TP 4 to TP 8 the kernels take half as long, and the collectives longer. So the predicted price rises.
 #
-# - **The number of ranks** raises it by 12% from 4 to 8, and by 23% from 8 to 16, **even if NVLink joins all sixteen**. If collectives
-#   took half as long, 7% and 13% would be left.
-# - **A slow network** comes on top: with one NIC to a node it adds 216%. With eight it adds 7%, too little for these predictions to
-#   tell.
+# - **More ranks** raise it by 12% from 4 to 8, and by 23% from 8 to 16, even if NVLink joins all sixteen: 7% and 13% if collectives
+#   took half as long.
+# - **A slow network** adds 216%, with one NIC to a node. Eight NICs add 7%, too little for these predictions to tell.
 #
-# For this layer, and where ranks wait, more ranks cost more GPU time, and a slow network far more. So take as few as memory allows,
-# and keep them off a slow network. Pipelines and data parallelism get the slow links ([14](14_three_dimensions.ipynb)).
+# So where ranks wait, take as few as memory allows, and keep them off a slow network.
 #
 # **"TP = 8, always" is folklore.** [BLOOM's
 # log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) tried both on 384 A100s
-# (published, February 2022, before sequence parallelism; one iteration each). These are its pairs at micro-batch 4, one global batch:
+# in February 2022, before sequence parallelism. Its pairs at micro-batch 4 (published, one iteration each; the log does not say which
+# runs had `CUDA_LAUNCH_BLOCKING=1`):
 
 # %%
 pairs = bloom_prequel_pairs()
 pairs[pairs["micro-batch"] == 4]
 
 # %% [markdown]
-# **Read it.** TP 4 was faster in three of four pairs, by 7% at most, and slower in one, by 3%. So 8 is no rule: try both.
+# **Read it.** TP 4 was faster in three of four pairs, by 7% at most, and slower in one, by 3%. So try both.
 #
 # ## Break it, diagnose it
 #
@@ -534,17 +527,15 @@ for left_out in (False, True):
     assert (drift > 0) == left_out, "what is not added up drifts"
 
 # %% [markdown]
-# **Diagnose it.** The first loss is the same, since forward is. Later both fall, and only beside the other does the faulty one look
-# worse. But each rank updates its norms by its own tokens. Compare replicas: `spread` must be 0.
+# **Diagnose it.** The first loss is the same, since forward is, and the later ones stay within 0.2%. But each rank updates its norms
+# by its own tokens. Compare replicas: `spread` must be 0.
 #
 # ## Recap
 #
-# - **Kept:** with the matrices divided, all between two pairs of them stays whole: each of four ranks keeps 47% of one GPU's activations
-#   (a GPT layer with dropout, without scores). With the sequence split by hand it is 25%, and by DTensor's plan 34% (predicted).
-# - **Sent:** one sum a pair forward ($g$) and one backward ($f$): four a layer, each as large as the residual stream. With the sequence
-#   split they are reduce-scatters and all-gathers, and a quarter more if inputs are gathered again.
-# - **Time** (predicted, GPT-3's layer on A100s): where ranks wait, more ranks cost more GPU time, and a slow network far more. So take
-#   as few as memory allows, and keep them off a slow network.
+# - **Kept** (a GPT layer with dropout, without scores, on four ranks): 47% of one GPU's activations, since all between two pairs of
+#   matrices stays whole. With the sequence split by hand 25%, by DTensor's plan 34% (predicted).
+# - **Sent:** one sum a pair forward ($g$) and one backward ($f$). With the sequence split a quarter more, if inputs are gathered again.
+# - **Time** (predicted, GPT-3's layer on A100s): where ranks wait, take as few as memory allows, and keep them off a slow network.
 # - A forgotten sum of the norms' gradients does not show in the first loss, but in replicas that drift apart.
 #
 # **Test yourself.** That layer goes from TP 4 to TP 8, without sequence parallelism. What share of its activations does a rank still
@@ -564,8 +555,8 @@ for left_out in (False, True):
 # %% [markdown]
 # ## On Monday
 #
-# In PyTorch (2.15 here), TP takes few GPUs of a node, and FSDP the others. This is the plan of section 4: it keeps gathered inputs
-# whole (34%, not 25%). The script ends with the training; it does not resume one.
+# In PyTorch (2.15 here), TP takes few GPUs of a node, and FSDP the others. This is section 4's plan, which keeps gathered inputs
+# whole. Resuming a broken run is not shown here.
 #
 # ```python
 # # torchrun --nproc-per-node 8 train.py. What these lines expect of you stands at their end.
@@ -669,7 +660,7 @@ for left_out in (False, True):
 # # drifts apart.
 # ```
 #
-# **Look at** the counts and at what drifts apart. The comments beside them say what to expect.
+# **Look at** the counts and at what drifts apart; the comments say what to expect.
 #
 # In transformers (5.23 here; before, `tp_plan="auto"`), under the same `torchrun`:
 #
