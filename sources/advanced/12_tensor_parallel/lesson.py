@@ -135,6 +135,7 @@ check("12.other_way", collectives_the_other_way)
 #
 # Each head works by itself, as each channel does in GELU. So queries, keys and values are cut by columns, **whole heads at a
 # time**, and the output matrix by rows: again one $f$ and one $g$. With feed-forward that is four all-reduces a layer.
+# With *grouped queries*, where several heads share keys and values, the key-value heads must divide over the ranks here.
 
 # %%
 def attention(layer, x, own, f, g):
@@ -373,7 +374,7 @@ check("12.mb_per_layer", mb_per_layer)
 # ### DTensor keeps what it gathered
 #
 # In return, the layers by hand keep less. We simulate one of eight ranks: two layers of Llama-2-70B's shape, one sequence of 4,096
-# tokens, split. The table has MiB at the peak.
+# tokens, split. The table has MiB at the peak of a second micro-batch (gradients are there already).
 
 # %% jupyter={"source_hidden": true}
 SHAPE, DIMS = model_shape("llama-2-70b"), ParallelDims(tp=8)
@@ -414,15 +415,15 @@ print(f"section 3's GPT layer, two inputs whole: {(4 + 30 / RANKS) / 34:.0%} of 
 ledger[["parameters", "activations"]].round(1)
 
 # %% [markdown]
-# **Read it.** DTensor keeps five gathered inputs whole on each rank, two a layer and the head's. So its plan does not reach the 25%: for
-# section 3's layer it would keep 34%.
+# **Read it.** DTensor keeps five gathered inputs whole on each rank, two a layer and the head's. So its plan would not reach the 25% of
+# section 3's layer, but 34%.
 #
 # ## 5. What it costs in time
 #
 # Twice as many ranks halve the work of each, but not what it sends. We price DTensor's plan with the sequence split: eight collectives
 # a layer, and ranks that **wait for each**. (Megatron-LM runs some beside products: not shown here.) Times are predictions of the
-# course's planner, fitted to published steps. The first line is a mild test, since steps of that model were among them. No line
-# tests times over a network.
+# course's planner, fitted to published steps. Steps of the first line's model were among them, so it is a mild test; times over a
+# network have none here.
 
 # %% jupyter={"source_hidden": true}
 from utils import Cluster
@@ -479,10 +480,9 @@ show(draw_layer_times(chosen, title="A layer of GPT-3 175B on A100s, one sequenc
      "wait for a third of the time. Over one NIC they wait much longer than they compute.")
 
 # %% [markdown]
-# **Read it.** From TP 4 to TP 8 the kernels take half as long, and the collectives longer. So the predicted price rises.
+# **Read it.** From TP 4 to TP 8 kernels take half as long, and collectives longer. So the predicted price rises.
 #
-# - **More ranks** raise it by 12% from 4 to 8, and by 23% from 8 to 16, even if NVLink joins all sixteen: 7% and 13% if collectives
-#   took half as long.
+# - **More ranks** raise it by 12% from 4 to 8, and by 23% from 8 to 16, even if NVLink joins all sixteen.
 # - **A slow network** adds 216%, with one NIC to a node. Eight NICs add 7%, too little for these predictions to tell.
 #
 # So where ranks wait, take as few as memory allows, and keep them off a slow network.
@@ -537,15 +537,6 @@ for left_out in (False, True):
 # - **Sent:** one sum a pair forward ($g$) and one backward ($f$). With the sequence split a quarter more, if inputs are gathered again.
 # - **Time** (predicted, GPT-3's layer on A100s): where ranks wait, take as few as memory allows, and keep them off a slow network.
 # - A forgotten sum of the norms' gradients does not show in the first loss, but in replicas that drift apart.
-#
-# **Test yourself.** That layer goes from TP 4 to TP 8, without sequence parallelism. What share of its activations does a rank still
-# keep?
-#
-# <details><summary>Answer</summary>
-#
-# $(10 + 24/8) / (10 + 24/4) = 13/16$, or 81%. Only the part inside pairs becomes half.
-#
-# </details>
 #
 # Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb) in a copy (`make my-labs`), then see
 # its [solution](../../solutions/advanced/12_tensor_parallel.ipynb).
