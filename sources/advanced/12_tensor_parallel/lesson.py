@@ -51,6 +51,7 @@ from utils.lessons.lesson_12.workers import ring_bytes
 from utils.parallel import ParallelDims, device_mesh
 
 RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of section 1
+SHAPE, DIMS = model_shape("llama-2-70b"), ParallelDims(tp=8)  # of section 4's simulation
 
 # %% [markdown]
 # In lesson 09 the ranks divided the model's *states*. Here they divide the *computation* of each layer, on the same data. Look at what
@@ -146,7 +147,7 @@ def attention(layer, x, own, f, g):
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return g(F.linear(mixed.transpose(1, 2).flatten(2), layer.output.weight[:, own["query"]]))
 
-
+# %%
 output, gradients = map(max, zip(*run_ranks(attention_apart, RANKS, attention, CopyIn.apply, SumOut.apply), strict=True))
 print(f"output {output:.0e} from one process, gradients of x, queries, keys and values {gradients:.0e}")
 assert max(output, gradients) < 1e-9, "does each rank take its own heads, and are f and g in their places?"
@@ -377,9 +378,6 @@ check("12.mb_per_layer", mb_per_layer)
 # tokens, split. The table has MiB at the peak of a second micro-batch (gradients are there already).
 
 # %% jupyter={"source_hidden": true}
-SHAPE, DIMS = model_shape("llama-2-70b"), ParallelDims(tp=8)
-
-
 def two_of_70b(way):
     made, by_plan = {}, "DTensor" in way
 
