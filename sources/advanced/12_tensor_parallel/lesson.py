@@ -67,11 +67,11 @@ show(draw_feedforward(),
 #
 # **Tensor parallelism** (TP) cuts a layer's matrices over the ranks. Take a feed-forward layer, $z = \mathrm{gelu}(x A)\,C$:
 #
-# - Cut $A$ by **columns**. Each rank computes a quarter of the inner channels, and GELU works on each channel by itself.
-# - Cut $C$ by **rows**, at the same channels. Each rank then has one term of the sum $z$, a *partial sum*.
+# - Cut $A$ by **columns**. Each rank computes a quarter of the inner channels, and GELU works on each by itself.
+# - Cut $C$ by **rows**, at the same channels. Each rank has one term of the sum $z$, a *partial sum*.
 #
-# So forward needs one sum over the ranks, at the end: Megatron-LM's $g$. Backward mirrors it. Each rank has one term of the
-# gradient of $x$, and $f$ adds these up, at the layer's beginning.
+# Forward needs one sum over the ranks, at the end: Megatron-LM's $g$. Backward mirrors it: each rank has one term of the gradient of
+# $x$, and $f$ adds these up, at the layer's beginning.
 
 # %%
 def summed(x):
@@ -113,7 +113,7 @@ def split_feedforward(A, C, x):  # nn.Linear keeps (outputs, inputs): columns of
 # %% [markdown]
 # **Predict.** The *residual stream* between layers has $s$ positions, $b$ sequences and $h$ channels. Around a ring of $t$ ranks, a
 # reduce-scatter of it makes each rank send $\frac{t-1}{t}\,sbh$ numbers, and so does an all-gather. An all-reduce is both:
-# $1.5\,sbh$ for four ranks. The next cell makes two, of 8-byte numbers. (All bytes on this page: counted calls, as a ring sends them.)
+# $1.5\,sbh$ for four ranks. The next cell makes two, of 8-byte numbers. (All sent bytes here: counted calls, as a ring sends them.)
 
 # %%
 gap, found = run_ranks(feedforward_apart, RANKS, split_feedforward)[0]
@@ -360,9 +360,8 @@ pd.DataFrame(rows).T.fillna("")
 # **Read it.** All five have one process's losses, in fp64.
 #
 # - The tutorial's plan sends 7/4 of the bytes: queries, keys, values, gate and up each send a gradient of their input. With
-#   `together` the gradients are added up before they travel.
-# - With the sequence split, DTensor sends what the all-reduces sent, and 768 bytes for norms. By hand it is a quarter more, for the
-#   two gathers of backward.
+#   `together` these are added up before they travel.
+# - With the sequence split, DTensor adds 768 bytes for norms. By hand it is a quarter more, for the two gathers of backward.
 #
 # **Question.** Llama-2-70B has $h = 8192$. How many MB ($10^6$ bytes) does one of **eight** ranks send for a layer and step of
 # one sequence of 4,096 tokens, in bf16, by the plan with four all-reduces?
@@ -487,8 +486,8 @@ show(draw_layer_times(chosen, title="A layer of GPT-3 175B on A100s, one sequenc
 #
 # **"TP = 8, always" is folklore.** [BLOOM's
 # log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) tried both on 384 A100s
-# in February 2022, before sequence parallelism. Its pairs at micro-batch 4 (published, one iteration each; the log does not say which
-# runs had `CUDA_LAUNCH_BLOCKING=1`):
+# before sequence parallelism was published. Its pairs at micro-batch 4 (published, one iteration each; the log does not say which runs
+# had `CUDA_LAUNCH_BLOCKING=1`):
 
 # %%
 pairs = bloom_prequel_pairs()
@@ -499,8 +498,7 @@ pairs[pairs["micro-batch"] == 4]
 #
 # ## Break it, diagnose it
 #
-# Section 4's model trains with its sequence split by hand, with `shared.add_up()` and without. What drifts apart, and do the losses
-# show it?
+# Section 4's model trains with its sequence split by hand, with `shared.add_up()` and without. What drifts, and do the losses show it?
 
 # %%
 def spread(tensor, group=None):
