@@ -45,7 +45,7 @@
 # | TP 8 x PP 8 x DP 8 on 64 GPUs | that is 512 | [99](advanced/99_capstone.ipynb#4.-Six-more-sayings "dp=8") |
 # | each pipeline rank with TP 8 x PP 8 needs ZeRO-1 | on 64 GPUs DP is 1: nothing to partition | [99](advanced/99_capstone.ipynb#4.-Six-more-sayings "DP 1") |
 # | 600 GB of states over 64 leave 9.4 GB a GPU, plus parameters | 18 x 175B is 3.15 TB, parameters included: 49 GB | [15 §2](advanced/15_design_studio.ipynb#2.-On-paper "rule * P") |
-# | TP = 8 always | BLOOM, 178B, one day: TP 4 151.2 TFLOP/s, TP 8 141.8 | [12 §5](advanced/12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "bloom_prequel") |
+# | TP = 8 always | BLOOM, 178B, one day: TP 4 151.2 TFLOP/s, TP 8 141.8 | [12 §5](advanced/12_tensor_parallel.ipynb#5.-What-it-costs-in-time "bloom_prequel") |
 # | a larger micro-batch is faster | BLOOM: 2 took 207.9 s, 8 took 229.7 | [99](advanced/99_capstone.ipynb#Micro-batch-and-speed "noted") |
 # | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](advanced/13_pipelines.ipynb#3.-A-rank-holds-what-is-in-flight "in_flight"), [15 §3](advanced/15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "by_rules.stages") |
 # | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node | [13](advanced/13_pipelines.ipynb#A-message-between-nodes "hops leave a node") |

@@ -35,12 +35,10 @@ def block_1(text: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             reports = run_ranks(_by_plan, ranks, text, folder, RANKS, timeout_seconds=300)
             saved = {path.name for path in Path(folder).iterdir()}
-        assert saved == {"0", "last"}, f"saved are {saved}"
+        assert saved == {"last"}, f"saved are {saved}"
         for report in reports:
             _assert_right(report, ranks)
-            assert report.drift == ["drifted apart: {}"] * 2, (
-                f"right gradients drift: {report.drift}"
-            )
+            assert report.drift == ["drifted apart: {}"], f"right gradients drift: {report.drift}"
     assert BACKWARD in text, "the loop has another backward"
     with tempfile.TemporaryDirectory() as folder:
         planted = text.replace(BACKWARD, BACKWARD + FAULT)

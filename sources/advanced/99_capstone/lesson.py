@@ -347,7 +347,7 @@ pd.DataFrame({b: {a: faster(a, b) for a in layers} for b in layers}).style.forma
 # <details><summary>Answer</summary>
 #
 # **18 bytes times 175B over 32 cards is more than a card has** [15](15_design_studio.ipynb#Test-yourself "half = replace"). The optimizer goes to the host, if that has room [15](15_design_studio.ipynb#Test-yourself "roomy").
-# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). **The main worry is communication
+# **Tensor parallelism stays in the node; the pipeline, which sends least, goes across** [12§5](12_tensor_parallel.ipynb#5.-What-it-costs-in-time "passed") [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "draw_orders"). **The main worry is communication
 # across nodes: 10 Gb/s doubles the time** [15](15_design_studio.ipynb#Test-yourself "lame = replace").
 #
 # *Fails:* you never ask about the network.
