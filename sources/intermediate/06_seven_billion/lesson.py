@@ -90,8 +90,8 @@ if torch.cuda.is_available() and here.dtype is torch.float16:
 # ## 1. The states sheet
 #
 # Lesson 01 counted 16 bytes for each parameter that Adam trains: parameter and gradient in 16 bits, a copy in fp32, and
-# two *moments*, which are running means. **LoRA** freezes the parameters and trains adapters instead. **QLoRA** also
-# *packs* the frozen weights, here into four bits. Compare the totals. New words: [glossary](../00_glossary.ipynb).
+# two *moments*, which are running means. **LoRA** freezes the parameters and trains adapters. **QLoRA** also *packs* the
+# frozen weights, here into four bits. Compare the totals. New words: [glossary](../00_glossary.ipynb).
 
 # %%
 shape = model_shape("llama-2-7b")
@@ -113,8 +113,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** With all weights trained, the states fill more than four cards. A frozen weight needs neither gradient nor
-# optimizer state, so LoRA leaves 14.1 GB; packed weights leave 4.5 GB. No bar has
-# activations yet.
+# optimizer state: LoRA leaves 14.1 GB, packed weights 4.5 GB. No bar has activations yet.
 #
 # ## 2. LoRA by hand
 #
@@ -208,11 +207,10 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
 # %% [markdown]
 # **Read it.** With adapters a block keeps a third less at best; checkpointed, next to nothing.
 #
-# - A linear layer keeps its input for the gradient of its weight. A frozen one has no such gradient and keeps nothing.
-# - Backward still passes through norms, attention and activation function, so these keep theirs. Frozen norms keep half
-#   as much.
-# - Each adapter keeps its input too. On query and value alone that is less, but QLoRA's authors needed all linear layers
-#   to match full fine-tuning (published: QLoRA, section 4).
+# - A linear layer keeps its input for the gradient of its weight. A frozen one keeps nothing.
+# - Backward still passes through norms, attention and activation function, which keep theirs, frozen norms half as much.
+# - Each adapter keeps its input. On query and value alone that is less, but QLoRA's authors needed all linear layers to
+#   match full fine-tuning (published: QLoRA, section 4).
 # - Beside packed layers, under autocast, `peft` omits a cast of the input, so adapters with the same input share it.
 #
 # ## 3. Four bits by hand
@@ -286,8 +284,7 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
 # ## 4. The whole run
 #
 # Four functions read texts, build the model, train it and merge it, here on a small base. The task: from the first line of
-# a Python function, write what it does. The loss counts **the answer alone**: each token of the prompt has the label -100,
-# which it ignores.
+# a Python function, write what it does. The loss counts **the answer alone**: it ignores tokens with the label -100.
 
 # %%
 folder = scratch_folder("lesson-06")
@@ -385,8 +382,7 @@ if four_bits:
 
 # %% [markdown]
 # **Read it.** Training lowers the held-out loss from 5.84 to 5.70. The adapters learned beside *rounded* weights; `merge`
-# adds them to unrounded ones. Here the three losses lie within 0.0007. A 7B may differ: evaluate the model that you will
-# serve.
+# adds them to unrounded ones. Here the three losses lie within 0.0007. Evaluate the model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
@@ -406,7 +402,7 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
 
 # %% [markdown]
 # **Read it.** The peaks agree to two decimals. The card reserved up to 1.097 times what was simulated. The map divides by
-# that, which six runs of other models on another card do not prove for yours.
+# that, the most of six runs, on another card.
 #
 # Now Llama-2-7B on a simulated RTX 4090 in four ways. `scripted` builds it as `qlora` did above, under bf16 autocast;
 # `accumulated_step` runs forward, backward and optimizer. Look at where each line meets the usable memory:
@@ -442,8 +438,8 @@ show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and 
 # through two simulated points; its ring marks where it meets the usable memory. Four bits lower a line and flatten it a
 # little; checkpointing flattens it most.
 #
-# Many texts can go through in *micro-batches* whose gradients add up. A single text cannot be cut, so your longest one
-# decides. The printed lines take one text each, padded.
+# *Micro-batches* divide many texts, and a single text cannot be cut: your longest one decides. The printed lines take one
+# text each, padded.
 
 # %%
 rows = {}
@@ -459,14 +455,16 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # **Read it.** *Tokens at once* is where the ring lies. Take the first row with room for your longest text:
 #
 # 1. **LoRA alone** rounds nothing and computes nothing twice. Its limit lies near 1,024 tokens: one such text, padded,
-#    reserves 22.5 GB, where 22.3 are usable. Shorter texts fit.
-# 2. **QLoRA** rounds the weights. A text of 2,048 tokens fits, also with twice as much outside the allocator.
-# 3. **LoRA with checkpointing** keeps 16 bits. So does a text of 4,096, all that Llama-2 can read.
+#    reserves 22.5 GB, where 22.3 are usable.
+# 2. **QLoRA** rounds the weights. A text of 2,048 tokens fits.
+# 3. **LoRA with checkpointing** keeps 16 bits. A text of 4,096 tokens fits, all that Llama-2 can read.
 # 4. **QLoRA with checkpointing** has room for the most texts at once. A card of 12 GB cannot hold 16-bit weights.
 #
+# The last three hold with twice as much outside the allocator too.
+#
 # So on 24 GB no text of Llama-2-7B needs both four bits and checkpointing (simulated). Checkpointing is enough for all
-# 4,096 tokens, four bits for 2,048. Other models need a map of their own: two texts of 4,096 tokens of Qwen2.5-7B took
-# 32.5 GB with LoRA and checkpointing (the first table). The bet:
+# 4,096 tokens, four bits for 2,048. Other models need their own map: Qwen2.5-7B's two texts of 4,096 took 32.5 GB with
+# LoRA and checkpointing (recorded, first table). The bet:
 
 # %%
 if four_bits:
@@ -480,20 +478,20 @@ if four_bits:
 # **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: most of this peak is activations. Nearly all of them are 171 KB (section
 # 2) x 32 blocks x 2,048 tokens, 11.2 GB. So checkpointing makes room for four texts, and four bits do not.
 #
-# Both cost time; the table's seconds are predicted. With one text of Alpaca at a time, litgpt took 3.83 minutes with four
-# bits and 2.36 without (published: Llama-2-7B, A100), a longer delay than the table's. Time your step both ways.
+# Both cost time; the table's seconds are predicted. For 1,000 iterations on one text of Alpaca each, litgpt took 3.83
+# minutes with four bits and 2.36 without (published: Llama-2-7B, A100), a longer delay than the table's. Time yours.
 #
 # ### The scenario as asked: a script for a real card
 #
 # *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4, in one
-# file, do the first three; here they ran on the small base alone. First accept the model's licence on the Hub and log in (`hf auth login`). A line of
-# `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
+# file, do the first three; here they ran on the small base alone. First accept the model's licence on the Hub and log in
+# (`hf auth login`). A line of `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
-# Its four texts of 1,024 tokens need checkpointing, and not four bits: to keep 16 bits, omit `quantization_config` in
-# `qlora`. To compute nothing twice, keep four bits, omit the checkpointing line, and take 8 micro-batches of 2.
+# Its four texts of 1,024 tokens need checkpointing, and not four bits: to keep 16 bits, omit `quantization_config`. To
+# compute nothing twice, keep four bits, omit the checkpointing line, and take 8 micro-batches of 2.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over cards. Of adapters these are half a GB:
-# plain data parallelism is enough. ZeRO-3 and FSDP ([lesson 09](09_sharding.ipynb)) also divide frozen weights.
+# plain data parallelism is enough.
 
 # %%
 second_bytes = found[list(ways)[-1]][4096].peak_bytes + 4 * adapters  # from the second micro-batch on gradients are there
@@ -513,27 +511,25 @@ if four_bits:
     print(f"GB, {Evidence.SIMULATED}; parts above 0.2", table[table.max(axis=1) > 0.2].round(2).to_string(), sep="\n")
 
 # %% [markdown]
-# **Diagnose it.** Everything that is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes
-# a bf16 copy of the head (*cast weights*). What each checkpointed block keeps is fp32 too (*activations*).
+# **Diagnose it.** What is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes a bf16
+# copy of the head (*cast weights*). What each checkpointed block keeps is fp32 too (*activations*).
 #
-# By default the call also turns checkpointing on. Where bf16 trains stably, leave the call out, but keep the script's line
+# By default the call also turns checkpointing on. Where bf16 trains stably, leave it out, but keep the script's line
 # `model.gradient_checkpointing_enable({"use_reentrant": False})`. Without both, four texts take 28.3 GB instead of 7.1.
 #
 # ## Recap
 #
-# - On 24 GB no text of Llama-2-7B needs both four bits and checkpointing beside adapters (simulated). Checkpointing is
+# - On 24 GB no text of Llama-2-7B needs both four bits and checkpointing (simulated). Checkpointing is
 #   enough for all 4,096 tokens, four bits for 2,048.
 # - LoRA removes nearly all gradients and optimizer state, NF4 seven tenths of the weights' bytes, checkpointing most
-#   activations.
-# - Activations are most of the bet's peak: 11.4 of 16.4 GB.
+#   activations, which are 11.4 of the bet's 16.4 GB.
 #
-# **Test yourself.** A colleague runs QLoRA with 4,096 tokens on 24 GB, is out of memory, and turns on optimizer offload
-# and ZeRO-2. What do you say?
+# **Test yourself.** QLoRA with 4,096 tokens is out of memory on 24 GB. A colleague turns on optimizer offload and ZeRO-2.
+# What do you say?
 #
 # <details><summary>Answer</summary>
 #
-# Both touch small states. Most bytes are activations: checkpoint, or put fewer texts into a micro-batch, if there are
-# several.
+# Both touch small states. Most bytes are activations: checkpoint, or put fewer texts into a micro-batch.
 #
 # </details>
 #
