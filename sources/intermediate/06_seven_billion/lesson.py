@@ -404,8 +404,9 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
 # **Read it.** The peaks agree to two decimals. The card reserved up to 1.097 times what was simulated. The map divides by
 # that, the most of six runs, on another card.
 #
-# Now Llama-2-7B on a simulated RTX 4090 in four ways. `scripted` builds it as `qlora` did above, under bf16 autocast;
-# `accumulated_step` runs forward, backward and optimizer. Look at where each line meets the usable memory:
+# Now Llama-2-7B on a simulated RTX 4090 in four ways. `scripted` builds it as `qlora` did, with or without four bits and
+# checkpointing, under bf16 autocast; `accumulated_step` runs forward, backward and optimizer. Look at where each line
+# meets the usable memory:
 
 # %%
 def peak(way, texts, length=1024, padded=False, **changes):
@@ -425,10 +426,10 @@ half, usable_bytes, twice = (int((card.memory_bytes - factor * outside - 4 * ada
 print(f"usable: {card.memory_bytes / GB:.1f} GB ({CARD}, sold as 24 GB) less {outside / GB:.2f} outside the allocator (recorded, H200) and",
       f"{4 * adapters / GB:.2f} of gradients from earlier micro-batches, divided by {margin:.3f}: {usable_bytes / GB:.1f} GB;",
       f"with half as much outside {half / GB:.1f}, with twice {twice / GB:.1f}")
-longest = {"LoRA": 1024, "QLoRA": 2048, "LoRA + checkpointing": 4096, "QLoRA + checkpointing": 4096}
-for name, way in ways.items():
-    text = peak(way, 1, length=longest[name], padded=True)
-    print(f"{name}: one padded text of {longest[name]:,} tokens reserves {text.reserved_bytes / GB:.1f} GB ({Evidence.SIMULATED})")
+for name, length in {"LoRA": 1024, "QLoRA": 2048, "LoRA + checkpointing": 4096}.items():
+    if name in ways:
+        text = peak(ways[name], 1, length=length, padded=True)
+        print(f"{name}: one padded text of {length:,} tokens reserves {text.reserved_bytes / GB:.1f} GB ({Evidence.SIMULATED})")
 figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four texts; all that Llama-2 can read": 4096},
                          title=f"Llama-2-7B on an {CARD}: rank 16 on all, autocast, flash attention")
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
@@ -460,7 +461,7 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # 3. **LoRA with checkpointing** keeps 16 bits. A text of 4,096 tokens fits, all that Llama-2 can read.
 # 4. **QLoRA with checkpointing** has room for the most texts at once. A card of 12 GB cannot hold 16-bit weights.
 #
-# The last three hold with twice as much outside the allocator too.
+# Rows 2 and 3 hold with twice as much outside the allocator too.
 #
 # So on 24 GB no text of Llama-2-7B needs both four bits and checkpointing (simulated). Checkpointing is enough for all
 # 4,096 tokens, four bits for 2,048. Other models need their own map: Qwen2.5-7B's two texts of 4,096 took 32.5 GB with
