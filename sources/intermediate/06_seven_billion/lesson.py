@@ -12,8 +12,8 @@
 # {{badges}}
 #
 # **Promise.** Trained in full, Llama-2-7B needs 107.8 GB for its states alone (predicted). On one card of 24 GB you train
-# adapters instead. What else do you need: four-bit weights, checkpointing, or both? You build adapters and four-bit
-# packing by hand, draw the map that answers, and leave with a script that trains.
+# adapters instead. For its texts, up to 4,096 tokens, what else do you need: four-bit weights, checkpointing, or both? You
+# build adapters and four-bit packing by hand, draw the map that answers, and leave with a script.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,9 +22,9 @@
 # %% [markdown]
 # ## A bet
 #
-# You fine-tune Llama-2-7B with `peft`. Its weights are frozen in four bits, half a byte each. Beside every matrix of its
-# blocks stand small trained matrices in fp32, *adapters* of rank 16. A step takes two texts of 1,024 tokens under bf16
-# autocast, without checkpointing. How many GB does it take at its *peak*?
+# You fine-tune Llama-2-7B with `peft`. The matrices of its blocks are frozen in four bits. Beside each stand small trained
+# matrices in fp32, *adapters* of rank 16. A step takes two texts of 1,024 tokens under bf16 autocast, without
+# checkpointing. How many GB does it take at its *peak*?
 #
 # Now leave the weights in 16 bits and take four such texts. They are too many for 24 GB. Which one change makes room:
 # four-bit weights, or checkpointing?
@@ -90,8 +90,8 @@ if torch.cuda.is_available() and here.dtype is torch.float16:
 # ## 1. The states sheet
 #
 # Lesson 01 counted 16 bytes for each parameter that Adam trains: parameter and gradient in 16 bits, a copy in fp32, and
-# two *moments*, which are running means. **LoRA** freezes the parameters and trains adapters instead. **QLoRA** also
-# *packs* the frozen weights, here into four bits. Compare the totals. New words: [glossary](../00_glossary.ipynb).
+# two *moments*, which are running means. **LoRA** freezes the parameters and trains adapters. **QLoRA** also *packs* the
+# frozen weights, here into four bits. Compare the totals. New words: [glossary](../00_glossary.ipynb).
 
 # %%
 shape = model_shape("llama-2-7b")
@@ -113,8 +113,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** With all weights trained, the states fill more than four cards. A frozen weight needs neither gradient nor
-# optimizer state, so LoRA leaves 14.1 GB; packed weights leave 4.5 GB. Eight-bit moments matter for the first bar only. No
-# bar has activations yet.
+# optimizer state: LoRA leaves 14.1 GB, packed weights 4.5 GB. No bar has activations yet.
 #
 # ## 2. LoRA by hand
 #
@@ -138,7 +137,8 @@ class Lora(nn.Module):
         return self.frozen(x) + self.scale * self.up(self.down(x))
 
 # %% [markdown]
-# Is that what `peft` does? Train the same small Llama twice, with your layer and with `peft`'s, from the same A.
+# Is that what `peft` does? Train the same small Llama twice, with your layer and with `peft`'s on query and value, from the
+# same A.
 
 # %%
 config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4, use_cache=False)
@@ -168,13 +168,13 @@ def twenty_losses(model):
         losses.append(loss.item())
     return losses
 
-# %%
+
 largest = max(abs(a / b - 1) for a, b in zip(twenty_losses(mine), twenty_losses(theirs), strict=True))
 print(f"twenty steps, largest relative difference of the losses {largest:.1e}")
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale and start values"
 
 # %% [markdown]
-# **Read it.** The losses agree. Now a step's peak in this small model, first with all weights trained, then with your
+# **Read it.** The losses are equal. Now a step's peak in this small model, first with all weights trained, then with your
 # adapters:
 
 # %%
@@ -190,7 +190,7 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is {100 *
 
 # %% [markdown]
 # **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Here the peak falls by a third. At both
-# peaks no gradient is alive, and most bytes are activations.
+# peaks most bytes are activations.
 #
 # So what does a block *keep* until backward? Compare each bar with the last, where the block is *checkpointed*: computed
 # again in backward ([lesson 05](05_checkpointing.ipynb)).
@@ -207,18 +207,17 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
 # %% [markdown]
 # **Read it.** With adapters a block keeps a third less at best; checkpointed, next to nothing.
 #
-# - A linear layer keeps its input for the gradient of its weight. A frozen one has no such gradient and keeps nothing.
-# - Backward still passes through norms, attention and activation function, so these keep theirs. Frozen norms keep half
-#   as much.
-# - Each adapter keeps its input too. On query and value alone that is less, but QLoRA's authors needed all linear layers
-#   to match full fine-tuning (published: QLoRA, section 4).
-# - Beside packed layers, under autocast, `peft` makes fewer copies of those inputs.
+# - A linear layer keeps its input for the gradient of its weight. A frozen one keeps nothing.
+# - Backward still passes through norms, attention and activation function, which keep theirs, frozen norms half as much.
+# - Each adapter keeps its input. On query and value alone that is less, but QLoRA's authors needed all linear layers to
+#   match full fine-tuning (published: QLoRA, section 4).
+# - Beside packed layers, under autocast, `peft` omits a cast of the input, so adapters with the same input share it.
 #
 # ## 3. Four bits by hand
 #
-# Four bits shrink the weights alone. A frozen weight is only read, so it may be coarse. **NF4** stores it as one of sixteen
-# levels. Trained weights are close to a normal distribution (published: QLoRA, appendix F), so the levels are its
-# quantiles, dense near zero. First, each block of 64 weights is divided by its largest magnitude, the block's *scale*.
+# **NF4** stores a frozen weight as one of sixteen levels. Trained weights are close to a normal distribution (published:
+# QLoRA, appendix F), so the levels are its quantiles, dense near zero. First, each block of 64 weights is divided by its
+# largest magnitude, the block's *scale*.
 
 # %%
 def quantiles(count):
@@ -251,8 +250,8 @@ def error(table, block=64):
 print(f"mean error: even steps and one scale {error(even, weight.numel())}, in blocks of 64 {error(even)}; NF4 in blocks {error(levels)}")
 
 # %% [markdown]
-# **Read it.** Blocks nearly halve the error: the largest weight of a block is mostly smaller than that of the matrix, so
-# its steps are finer. NF4's levels lower it further, on the distribution that they were made for.
+# **Read it.** Blocks of 64 nearly halve the error of even steps. NF4's levels lower it further, on the distribution that
+# they were made for.
 #
 # ### Double quantization
 #
@@ -272,23 +271,20 @@ if four_bits:
     theirs_codes, _ = library.quantize_blockwise((scales - scales.mean()).double(), dynamic_levels(), 256)
     assert torch.equal(scale_codes.flatten(), theirs_codes.flatten().long()), "subtract the mean first"
     assert apart < 1e-3 and torch.equal(scales, theirs_scales.flatten()), "blocks of 64 share a scale"
-
-# %%
 bits = {"fp32": packed.nbytes + scales.nbytes, "quantized": packed.nbytes + scale_codes.numel() + outer.nbytes + 4}
 print("bits per weight:", ", ".join(f"{8 * size / weight.numel():.3f} with {name} scales" for name, size in bits.items()))
 print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with embeddings, head and norms in",
       f"16 bits, {packed_weights / GB:.1f} GB ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** You pack as `bitsandbytes` does. The model takes 3.9 GB and not 3.4: scales take room, and the embeddings
-# and the *head*, the matrix that scores the vocabulary, stay in 16 bits. In a step each product unpacks its weight, uses it
-# and drops it. [Lesson 08](08_smaller_weights.ipynb) measures what that costs in quality.
+# **Read it.** Your codes are those of `bitsandbytes`. The model takes 3.9 GB and not 3.4: scales take room, and the
+# embeddings and the *head*, the matrix that scores the vocabulary, stay in 16 bits.
+# [Lesson 08](08_smaller_weights.ipynb) measures what four bits cost in quality.
 #
 # ## 4. The whole run
 #
 # Four functions read texts, build the model, train it and merge it, here on a small base. The task: from the first line of
-# a Python function, write what it does. The loss counts **the answer alone**: each token of the prompt has the label -100,
-# which it ignores.
+# a Python function, write what it does. The loss counts **the answer alone**: it ignores tokens with the label -100.
 
 # %%
 folder = scratch_folder("lesson-06")
@@ -313,7 +309,7 @@ print(pairs[0][0] + pairs[0][1], "\nlabels:", *held_out[0]["labels"])
 
 # %%
 def qlora(base, dtype):
-    """The base in four bits, every block checkpointed, adapters on all its linear layers."""
+    """The base in four bits, every block checkpointed, adapters on all linear layers of the blocks."""
     packing = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                  bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     model = AutoModelForCausalLM.from_pretrained(base, quantization_config=packing, dtype=dtype)
@@ -345,9 +341,6 @@ def merge(base, adapter, output):
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(output)
     AutoTokenizer.from_pretrained(base).save_pretrained(output)
-
-# %% [markdown]
-# `run_ranks` starts `Trainer` in a process of its own, with the GPU hidden.
 
 # %% jupyter={"source_hidden": true}
 TRAINED_IN = torch.bfloat16 if has_native_dtype("cpu", torch.bfloat16) else torch.float32  # emulated, it is many times slower
@@ -382,23 +375,22 @@ if four_bits:
     merge(str(folder / "base"), str(folder / "adapter"), str(folder / "merged"))
     tuned = {"adapters on four bits": PeftModel.from_pretrained(packed_base, folder / "adapter"),
              "merged into 16 bits, reloaded": load_base(folder / "merged", device=device),
-             "merged into four bits, unpacked first": PeftModel.from_pretrained(unpacked.dequantize(), folder / "adapter").merge_and_unload()}
+             "merged into the base unpacked from four bits": PeftModel.from_pretrained(unpacked.dequantize(), folder / "adapter").merge_and_unload()}
     losses = {name: held_out_loss(model) for name, model in tuned.items()}
     print(*(f"{name}: {loss:.4f}" for name, loss in losses.items()), sep="\n")
     assert max(losses.values()) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
 # **Read it.** Training lowers the held-out loss from 5.84 to 5.70. The adapters learned beside *rounded* weights; `merge`
-# adds them to unrounded ones. Here the three losses lie within 0.0007. A 7B may differ: evaluate the model that you will
-# serve.
+# adds them to unrounded ones. Here the three losses lie within 0.0007. Evaluate the model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
-# Now the step of `Trainer(bf16=True)` for 7B, with the same libraries on a simulated GPU: its tensors have shapes and no
-# numbers ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and `extrapolate` extends it to 32.
+# Now the step of `Trainer(bf16=True)` for 7B on a simulated GPU: its tensors have shapes and no numbers
+# ([lesson 05a](05a_trusting_simulation.ipynb)). It runs with 1, 2 and 3 blocks, and `extrapolate` extends it to 32.
 #
-# First beside a real card, an H200, which ran two other models. Compare the peaks, then what the allocator *reserved* to
-# hold them:
+# First beside a real card, an H200, which ran two other models with older versions. Compare the peaks, then what the
+# allocator *reserved* to hold them:
 
 # %%
 CARD, runs = "RTX 4090", beside_recorded(bool(four_bits))
@@ -409,10 +401,12 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
       "reserved", *(f"{most:.3f} ({method})" for method, most in over.items()))
 
 # %% [markdown]
-# **Read it.** The peaks agree. The card reserved more than simulated, up to 1.097 times as much. The map keeps that much
-# free as a margin.
+# **Read it.** The peaks agree to two decimals. The card reserved up to 1.097 times what was simulated. The map divides by
+# that, the most of six runs, on another card.
 #
-# Now Llama-2-7B on a simulated RTX 4090 in four ways. Look at where each line meets the usable memory:
+# Now Llama-2-7B on a simulated RTX 4090 in four ways. `scripted` builds it as `qlora` did, with or without four bits and
+# checkpointing, under bf16 autocast; `accumulated_step` runs forward, backward and optimizer. Look at where each line
+# meets the usable memory:
 
 # %%
 def peak(way, texts, length=1024, padded=False, **changes):
@@ -430,52 +424,48 @@ card, lines = find_device(CARD), {name: [*some.values()] for name, some in found
 outside = outside_allocator_bytes()
 half, usable_bytes, twice = (int((card.memory_bytes - factor * outside - 4 * adapters) / margin) for factor in (0.5, 1, 2))
 print(f"usable: {card.memory_bytes / GB:.1f} GB ({CARD}, sold as 24 GB) less {outside / GB:.2f} outside the allocator (recorded, H200) and",
-      f"{4 * adapters / GB:.2f} of gradients from earlier micro-batches, divided by {margin:.3f}: {usable_bytes / GB:.1f} GB")
-print("LoRA alone fills that with {:,.0f} tokens; with half as much outside the allocator {:,.0f}, with twice {:,.0f}".format(
-    *(most_items(lines["LoRA"], limit) for limit in (usable_bytes, half, twice))))
-if four_bits:
-    text, masked = (peak((True, False), 1, length=3072, padded=padded).reserved_bytes for padded in (False, True))
-    on_line = sum(step.reserved_bytes for step in found["QLoRA"].values()) / 2  # halfway between 2,048 and 4,096
-    print(f"QLoRA with one text of 3,072 tokens lies {(text - on_line) / GB:.2f} GB above its line, padded another",
-          f"{(masked - text) / GB:.2f} GB ({Evidence.SIMULATED})")
+      f"{4 * adapters / GB:.2f} of gradients from earlier micro-batches, divided by {margin:.3f}: {usable_bytes / GB:.1f} GB;",
+      f"with half as much outside {half / GB:.1f}, with twice {twice / GB:.1f}")
+for name, length in {"LoRA": 1024, "QLoRA": 2048, "LoRA + checkpointing": 4096}.items():
+    if name in ways:
+        text = peak(ways[name], 1, length=length, padded=True)
+        print(f"{name}: one padded text of {length:,} tokens reserves {text.reserved_bytes / GB:.1f} GB ({Evidence.SIMULATED})")
 figure = draw_budget_map(lines, usable_bytes, marks={"the bet": 2048, "four texts; all that Llama-2 can read": 4096},
                          title=f"Llama-2-7B on an {CARD}: rank 16 on all, autocast, flash attention")
 show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and where it meets the card.")
 
 # %% [markdown]
-# **Read it.** A line is what the allocator reserves for a micro-batch, in texts of 1,024 tokens. Its ring marks where the
-# usable memory is full. Four bits lower a line; checkpointing makes it flatter.
+# **Read it.** A line is what the allocator reserves for a micro-batch, in texts of 1,024 tokens without padding. It goes
+# through two simulated points; its ring marks where it meets the usable memory. Four bits lower a line and flatten it a
+# little; checkpointing flattens it most.
 #
-# Stay below the rings: one long text needs a little more than several short ones, and more again if it is padded.
-#
-# Many texts can go through in *micro-batches* whose gradients add up. A single text cannot be cut, so your longest one
-# decides:
+# *Micro-batches* divide many texts, and a single text cannot be cut: your longest one decides. The printed lines take one
+# text each, padded.
 
 # %%
 rows = {}
 for name, way in ways.items():
     (few, less), (many, more) = ((tokens, step.peak_bytes) for tokens, step in found[name].items())
     tokens, step = most_items(lines[name], usable_bytes), found[name][4096]
-    texts = max(size for size in (1, 2, 4, 8, 16) if 1024 * size <= tokens)
     rows[name] = {"MB a token": (more - less) / (many - few) / 1e6, "4 texts: peak, GB": step.peak_bytes / GB,
-                  "tokens at once": f"{tokens:,.0f}", "micro-batches for 16 texts": f"{16 // texts} of {texts}",
-                  "16 texts, s": step_seconds(*way, texts, 1024, 16 // texts)}
+                  "tokens at once": f"{tokens:,.0f}", "16 texts, one by one: s": step_seconds(*way, 1, 1024, 16)}
     score("06", f"Llama-2-7B, {name}, 4,096 tokens", evidence=Evidence.SIMULATED, peak_bytes=step.peak_bytes)
 display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: bytes and tokens simulated, seconds predicted (lesson 15)"))
 
 # %% [markdown]
 # **Read it.** *Tokens at once* is where the ring lies. Take the first row with room for your longest text:
 #
-# 1. **LoRA alone** rounds nothing and computes nothing twice. A text of 1,024 tokens fits with five to spare, and not if
-#    twice as much lies outside the allocator. Shorter texts fit.
-# 2. **QLoRA** rounds the weights. Its texts stay below 2,784 tokens.
-# 3. **LoRA with checkpointing** keeps 16 bits. All that Llama-2 can read fits: 4,096 tokens.
-# 4. **QLoRA with checkpointing** is for a smaller card. One of 12 GB cannot hold 16-bit weights.
+# 1. **LoRA alone** rounds nothing and computes nothing twice. Its limit lies near 1,024 tokens: one such text, padded,
+#    reserves 22.5 GB, where 22.3 are usable.
+# 2. **QLoRA** rounds the weights. A text of 2,048 tokens fits.
+# 3. **LoRA with checkpointing** keeps 16 bits. A text of 4,096 tokens fits, all that Llama-2 can read.
+# 4. **QLoRA with checkpointing** has room for the most texts at once. A card of 12 GB cannot hold 16-bit weights.
 #
-# Do not choose by the seconds: the rows' micro-batches differ too.
+# Rows 2 and 3 hold with twice as much outside the allocator too.
 #
-# So on 24 GB no text needs both four bits and checkpointing. Checkpointing is enough for every text, four bits for
-# shorter ones. The bet:
+# So on 24 GB no text of Llama-2-7B needs both four bits and checkpointing (simulated). Checkpointing is enough for all
+# 4,096 tokens, four bits for 2,048. Other models need their own map: Qwen2.5-7B's two texts of 4,096 took 32.5 GB with
+# LoRA and checkpointing (recorded, first table). The bet:
 
 # %%
 if four_bits:
@@ -486,35 +476,23 @@ if four_bits:
           *(name for name in ("QLoRA", "LoRA + checkpointing") if found[name][4096].reserved_bytes < usable_bytes))
 
 # %% [markdown]
-# **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: activations fill the card. They are 171 KB (section 2) x 32 blocks x
-# 2,048 tokens, 11.2 GB, and a copy of the *logits*, the scores of all words. So checkpointing makes room for four texts,
-# and four bits do not. *Temporaries* are two more copies of the logits.
+# **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: most of this peak is activations. Nearly all of them are 171 KB (section
+# 2) x 32 blocks x 2,048 tokens, 11.2 GB. So checkpointing makes room for four texts, and four bits do not.
 #
-# Four bits also cost time. Unpacking takes as long for few tokens as for many, so its share depends on the micro-batch:
-
-# %%
-for texts, length in ((1, 512), (4, 1024)):
-    bf16, nf4 = (step_seconds(packed, False, texts, length) for packed in (False, True))
-    half, planned, twice = (factor * (nf4 / bf16 - 1) for factor in (0.5, 1, 2))
-    print(f"{texts} x {length:,} tokens: four bits take {planned:.0%} longer ({Evidence.PREDICTED}, {CARD});",
-          f"if unpacking takes half the time {half:.0%}, twice the time {twice:.0%}")
-print(f"one text of Alpaca: {3.83 / 2.36 - 1:.0%} longer ({Evidence.PUBLISHED}: litgpt, Llama-2-7B, A100, 1,000 micro-batches in 3.83 for 2.36 min)")
-
-# %% [markdown]
-# **Read it.** For 4,096 tokens the predicted delay is small, even if unpacking takes twice as long as planned. The
-# published one is far larger, with versions of 2023, smaller adapters and other lengths. Time your step both ways.
+# Both cost time; the table's seconds are predicted. For 1,000 iterations on one text of Alpaca each, litgpt took 3.83
+# minutes with four bits and 2.36 without (published: Llama-2-7B, A100), a longer delay than the table's. Time yours.
 #
 # ### The scenario as asked: a script for a real card
 #
 # *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4, in one
-# file, do the first three. First accept the model's licence on the Hub and log in (`hf auth login`). A line of
-# `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
+# file, do the first three; here they ran on the small base alone. First accept the model's licence on the Hub and log in
+# (`hf auth login`). A line of `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
-# By the table, texts of 1,024 tokens need four bits or checkpointing, and not both. To keep 16 bits, omit
-# `quantization_config` in `qlora`. To compute nothing twice, omit the checkpointing line, and take 8 micro-batches of 2.
+# Its four texts of 1,024 tokens need checkpointing, and not four bits: to keep 16 bits, omit `quantization_config`. To
+# compute nothing twice, keep four bits, omit the checkpointing line, and take 8 micro-batches of 2.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over cards. Of adapters these are half a GB:
-# plain data parallelism is enough. ZeRO-3 and FSDP ([lesson 09](09_sharding.ipynb)) also divide frozen weights.
+# plain data parallelism is enough.
 
 # %%
 second_bytes = found[list(ways)[-1]][4096].peak_bytes + 4 * adapters  # from the second micro-batch on gradients are there
@@ -534,27 +512,25 @@ if four_bits:
     print(f"GB, {Evidence.SIMULATED}; parts above 0.2", table[table.max(axis=1) > 0.2].round(2).to_string(), sep="\n")
 
 # %% [markdown]
-# **Diagnose it.** Everything that is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes
-# a bf16 copy of the head (*cast weights*). What each checkpointed block keeps is fp32 too (*activations*).
+# **Diagnose it.** What is not packed becomes fp32. Embeddings and head double (*parameters*), and autocast makes a bf16
+# copy of the head (*cast weights*). What each checkpointed block keeps is fp32 too (*activations*).
 #
-# By default the call also turns checkpointing on. Where bf16 trains stably, leave the call out, but keep the script's line
+# By default the call also turns checkpointing on. Where bf16 trains stably, leave it out, but keep the script's line
 # `model.gradient_checkpointing_enable({"use_reentrant": False})`. Without both, four texts take 28.3 GB instead of 7.1.
 #
 # ## Recap
 #
-# - Beside adapters, no text on 24 GB needs both four bits and checkpointing (simulated). Checkpointing is enough for all
-#   that Llama-2 can read, four bits for shorter texts.
+# - On 24 GB no text of Llama-2-7B needs both four bits and checkpointing (simulated). Checkpointing is
+#   enough for all 4,096 tokens, four bits for 2,048.
 # - LoRA removes nearly all gradients and optimizer state, NF4 seven tenths of the weights' bytes, checkpointing most
-#   activations.
-# - Activations are most of the bet's peak: 11.4 of 16.4 GB.
+#   activations, which are 11.4 of the bet's 16.4 GB.
 #
-# **Test yourself.** A colleague runs QLoRA with 4,096 tokens on 24 GB, is out of memory, and turns on optimizer offload
-# and ZeRO-2. What do you say?
+# **Test yourself.** QLoRA with 4,096 tokens is out of memory on 24 GB. A colleague turns on optimizer offload and ZeRO-2.
+# What do you say?
 #
 # <details><summary>Answer</summary>
 #
-# Both touch small states. Activations fill the card: checkpoint, or put fewer texts into a micro-batch, if there are
-# several.
+# Both touch small states. Most bytes are activations: checkpoint, or put fewer texts into a micro-batch.
 #
 # </details>
 #
