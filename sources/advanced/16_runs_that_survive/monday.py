@@ -52,6 +52,9 @@ def block_1(text: str) -> None:
             with contextlib.suppress(RankError):
                 run_ranks(_killed, 2, text, killed, place)
             assert run_ranks(_resumed_small, 2, text, killed)[0] == step, f"killed at {place}"
+        newest = sorted(killed.glob("*.step-*"))[-1]
+        next(newest.glob("sums-1-*")).write_text("{")
+        assert run_ranks(_resumed_small, 2, text, killed)[0] == 2, "past sums that are damaged"
         told = run_ranks(_refused, 1, text, folder / "every")[0]
         assert "is whole and of 1 ranks" in told, f"another number of ranks: {told}"
 
