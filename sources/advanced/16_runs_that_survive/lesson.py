@@ -19,7 +19,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 55, and 80 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | half a minute on two CPU cores |
+# | 55, and 80 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | about a minute on two CPU cores |
 #
 # ## A bet
 #
@@ -55,8 +55,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 # %% jupyter={"source_hidden": true}
-from utils import Evidence, Span, Transformer, TransformerConfig, check
-from utils import model_shape, run_ranks, scratch_folder, show
+from utils import Evidence, Span, Transformer, TransformerConfig, check, model_shape, run_ranks, scratch_folder, show
 from utils.catalog import link
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, working_share
@@ -73,8 +72,8 @@ from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goo
 # ## 1. How often: between too soon and too late
 #
 # When one GPU fails, a synchronous job stops. The work since the last save is *lost*, and the job is *restarted*. Here three
-# days of work meet the same failures and are saved at three intervals. Look at where each row ends. Of 200 simulated runs the one
-# nearest to the means is drawn:
+# days of work meet the same failures, with three intervals. Look at where each row ends; of 200 runs the one nearest to the
+# means is drawn:
 
 # %%
 HOUR = 3600.0
@@ -104,8 +103,8 @@ show(draw_days(lanes, title="One of 200 runs: failures every 8 h, save 5 min, re
      alt="Three runs: the one with frequent saves spends a day on saving, the one with rare saves loses more than a day, the middle one ends first.")
 
 # %% [markdown]
-# **Read it.** Every 15 minutes costs a day of saving. Every 6 hours costs more than a day of lost work. Of these three, 1.5 hours
-# ends first. How often do failures come? Here are published logs, as failures per 1,000 *node-days*; a node has 8 GPUs:
+# **Read it.** Every 15 minutes costs a day of saving, every 6 hours more than a day of lost work. Of these three, 1.5 hours ends
+# first. How often do failures come? Published logs, as failures per 1,000 *node-days* (a node has 8 GPUs):
 
 # %% jupyter={"source_hidden": true}
 gpus, rows = 256, []
@@ -116,24 +115,23 @@ for log in FAILURE_LOGS:
 display(pd.DataFrame(rows).style.hide().set_caption(f"Rates from published numbers; hours and failures of {gpus} GPUs predicted from them"))
 
 # %% [markdown]
-# **Read it.** In 30 days a job on 256 GPUs would stop about 4 times by one log and 23 times by another, and one cluster, RSC-1,
-# has two rates: of its nodes, and of its large jobs. So count what stops *your* jobs. Here we use 3.8 and 24.
+# **Read it.** In 30 days a job on 256 GPUs would stop about 4 times by one log and 23 times by another; RSC-1 itself has two
+# rates, of its nodes and of its large jobs. So count what stops *your* jobs. Here we use 3.8 and 24.
 #
-# **Goodput** is the share of wall time that is work which lasted. Let a save cost $d$ of training time, and let failures come
-# every $M$ on average. Saved after each $t$ of work, a run spends about $d/t$ of the time on saves. A failure loses about half an
-# interval, which is $t/(2M)$ of the time. The sum is least at
+# **Goodput** is the share of wall time that is work which lasted. A save costs $d$ of training time, and failures come every $M$
+# on average (the *mean time between failures*). With $t$ of work between saves, saving takes about $d/t$ of the time, and
+# failures lose about $t/(2M)$, half an interval each. The sum is least at
 #
 # $$t=\sqrt{2\,d\,M}$$
 #
-# (Young 1974). Daly (2006) gives the goodput itself, for random failures and a restart of $R$:
+# (Young 1974). Daly (2006) gives the goodput, with a restart of $R$:
 #
 # $$\text{goodput} = \frac{t}{M\,e^{R/M}\,(e^{(t+d)/M}-1)}$$
 #
-# `working_share` is this formula. The folded cell after it simulates whole runs with `failing_runs`, to test it:
+# `working_share` is this formula. The folded cell simulates whole runs, to test it:
 
 # %%
 bet = None if my_bet_minutes is ... else 60.0 * my_bet_minutes
-plan = RunPlan(work_seconds=30 * DAY, interval_seconds=HOUR, save_seconds=60.0, restart_seconds=900.0, nodes=32)
 
 
 def mean_seconds(rate, nodes):  # M: a rate is failures per 1,000 node-days
@@ -154,6 +152,7 @@ for rate, save in itertools.product((3.8, 24.0), (30.0, 60.0, 120.0)):
 display(pd.DataFrame(rows).style.hide().set_caption("Predicted: 256 GPUs, 15 min to restart (assumed)"))
 
 # %% jupyter={"source_hidden": true}
+plan = RunPlan(work_seconds=30 * DAY, interval_seconds=HOUR, save_seconds=60.0, restart_seconds=900.0, nodes=32)
 simulated, formula = {}, {}
 for rate in (3.8, 24.0):
     name, mean, at_rate = f"{rate:g} failures per 1,000 node-days", mean_seconds(rate, 32), replace(plan, failures_per_1000_node_days=rate)
@@ -166,9 +165,9 @@ show(draw_goodput(simulated, formula, title="1,000 runs of 30 days on 256 GPUs (
      alt="Goodput over the interval: flat around its best at both rates, and falling on both sides; your bet, if any, as a line.")
 
 # %% [markdown]
-# **Read it.** This answers the bet: save every 61 minutes at the high rate, every 154 at the low one. Half or twice the best
-# interval costs 1.1 points at most in this table, so a rough guess of $M$ is enough. Formula and simulation both take failures
-# as independent, at a constant rate.
+# **Read it.** This answers the bet: every 61 minutes at the high rate, every 154 at the low one. Half or twice the best interval
+# costs 1.1 points at most in this table, so a rough guess of $M$ is enough. Formula and simulation both take failures as
+# independent, at a constant rate.
 #
 # **Question.** A save takes a quarter of its former time. By which factor does the best interval change?
 
@@ -180,8 +179,8 @@ check("16.interval_factor", interval_factor)
 # ## 2. How: each rank writes its shard, and training goes on
 #
 # With FSDP2 each rank holds a shard of the weights and of Adam's moments. With PyTorch's distributed checkpoint (**DCP**) each
-# rank writes its own file, and `.metadata` says where each piece lies. Below four ranks save and two ranks load. `run_ranks(f,
-# 4)` calls `f` in four processes on this CPU:
+# rank writes its own file, and `.metadata` says where each piece lies. Below four ranks save and two load. `run_ranks(f, 4)`
+# calls `f` in four processes:
 
 # %%
 class Small:
@@ -240,11 +239,11 @@ show(draw_files(work / "four", "model.embed.weight", 2, title="One tensor of the
      alt="Four ranks write rows of one tensor into a file each; two ranks read its rows from two files each, as .metadata tells them.")
 
 # %% [markdown]
-# **Read it.** Of this tensor each of the two ranks reads rows from two of the four files: DCP *reshards*. All loaded, three losses
-# lie within a millionth of those of the four ranks; with moments of zero more than a thousand times as far.
+# **Read it.** Of this tensor each of two ranks reads rows from two files: DCP *reshards*. All loaded, three losses lie within a
+# millionth of those of the four ranks; with moments of zero more than a thousand times as far.
 #
 # `dcp.save` returns when all is written. `dcp.async_save` copies the shard to host memory and returns, and a thread writes the
-# copy while training goes on. Do the files still hold the weights of the call?
+# copy. Do the files hold the weights of the call?
 
 # %%
 def saved_meanwhile(folder):
@@ -267,18 +266,18 @@ print(f"loss of step 1: {right:.7f}; from the asynchronous checkpoint {loaded:.7
 assert right == loaded != later, "the copy holds the weights of the call"
 
 # %% [markdown]
-# **Read it.** The call returned before its files were whole. Yet they hold the weights *of the call*: their loss is the same. The
-# thread's errors are raised by `.result()`: call it before you rely on the save.
+# **Read it.** The call returned before its files were whole, yet they hold the weights *of the call*. The thread's errors are
+# raised by `.result()`.
 #
 # ### The scenario as asked: a checkpoint strategy
 #
 # *"175B on 64 A100: what do we save, where, how often?"* The code above saves 12 bytes a parameter: fp32 weights and Adam's two
-# fp32 moments. Each GPU copies a 64th to *pinned* host memory, which the script at the end keeps for it (the plain call above
-# does not), and a thread writes to a store that all hosts see.
+# fp32 moments. Each GPU copies a 64th to *pinned* host memory, which Monday's script keeps for it (the plain call above does
+# not), and a thread writes to a store that all hosts see.
 #
-# An asynchronous save costs this copy, and what the writing thread slows the steps down: it shares Python's lock (the GIL) with
-# the training. By how much is assumed, as is the store's rate: a tenth and 10 GB/s, both halved and doubled. Each way to save
-# gets its own $\sqrt{2\,d\,M}$:
+# An asynchronous save costs this copy, and what the writing thread slows the steps: it shares Python's lock (the GIL) with them.
+# The slowdown and the store's rate are assumed: a tenth and 10 GB/s, both halved and doubled. Each way to save gets its own
+# $\sqrt{2\,d\,M}$:
 
 # %%
 size = 12 * model_shape("gpt-3-175b").parameter_count
@@ -296,18 +295,22 @@ for rate, store in itertools.product((3.8, 24.0), (5e9, 1e10, 2e10)):
         row[name] = f"{young(d, mean) / HOUR:.1f} h: {shares[-1]:.1%}"
     assert min(shares[1:]) > shares[0], "an asynchronous save is better in each row"
     rows.append(row)
+file = here.root / "build" / "lesson-16" / "how_often_175b.csv"
+file.parent.mkdir(parents=True, exist_ok=True)
+pd.DataFrame(rows).to_csv(file, index=False)
+print("the table below: build/lesson-16/how_often_175b.csv")
 display(pd.DataFrame(rows).style.hide().set_caption(
     f"Best interval: goodput ({Evidence.PREDICTED}). Assumed: store, slowdown, 15 min to restart, a read as long as a write, no time for checksums"))
 
 # %% [markdown]
-# **Read it.** For this run `dcp.async_save` at its own best interval beats `dcp.save` at its own in each row, with steps up to a
-# fifth slower during the write: by about 0.5 to 1.3 points at the low rate, 1 to 3 at the high one. The slowdown is not measured
-# here: time your steps during a write, and put what they lose into $d$.
+# **Read it.** For this run `dcp.async_save` at its own best interval beats `dcp.save` at its own in each row: by about 0.5 to 1.3
+# points at the low rate, 1 to 3 at the high one. The slowdown is not measured here: put what your steps lose during a write
+# into $d$.
 #
 # ## 3. A save that is cut off: what is whole gets its name last
 #
 # The simplest program saves into the same folder each time. What is left if it is killed halfway? DCP asks a **planner** for
-# every piece that it writes, and this one kills rank 1 at its fifth. `told` runs two ranks, and says what came of it.
+# every piece that it writes; this one kills rank 1 at its fifth. `told` runs two ranks, and says what came of it.
 
 # %%
 class KilledAt(DefaultSavePlanner):
@@ -337,13 +340,12 @@ for first, second in (("same", "same"), ("old", "new")):
         print(f"   load {name!r}: {found if found.startswith('failed') else 'it loads, and trains on'}")
 
 # %% [markdown]
-# **Read it.** In the same folder one kill destroyed *both* checkpoints. In a new folder the old one stays whole. The half
-# one is refused, because `.metadata` is written last.
+# **Read it.** In the same folder one kill destroyed *both* checkpoints. In a new one the old stays whole, and the half one is
+# refused: `.metadata` is written last.
 #
-# Two things are missing. DCP brings its files to the disk, but not the folder's list of them, and a power cut can take that.
-# And nothing tells whether a byte has changed since. So build the safe save: **new folder, checksums, to the disk, rename, and
-# only then delete what is old.** This needs a file system whose rename is all or nothing, as POSIX asks; object stores are not
-# shown here. `reaches` and `planner` let us kill the save at each state:
+# Two things are missing. DCP brings its files to the disk, but not the folder's list of them, which a power cut can take. And
+# nothing tells whether a byte has changed. So build the safe save: **new folder, checksums, to the disk, rename, and only then
+# delete what is old.** It needs a file system whose rename is all or nothing, as POSIX asks; object stores are not shown here.
 
 # %%
 def to_disk(path):
@@ -397,7 +399,7 @@ def load_newest(pieces, folder):
 
 # %% [markdown]
 # **Break it.** Five runs follow each other in one folder. Each goes on from the newest whole checkpoint, saves twice, and is
-# killed in its third save: the first while its files are written, the others after. A column of the picture is a run, in bold what a load finds:
+# killed in its third save, the first while files are written, the others after. A column is a run:
 
 # %%
 def train_until_killed(folder, fatal_state):
@@ -421,14 +423,12 @@ for state in ("half written", "written", "summed", "named", "old one unnamed"):
     told(train_until_killed, work / "safe", state)
     left[state] = [path.name for path in (work / "safe").iterdir()], newest_whole(work / "safe").name
 assert [step_of(work / found) for _, found in left.values()] == [2, 4, 6, 9, 12], "a checkpoint that had its name is lost"
-show(draw_left(left, title="What a kill in a save left, by the state that the save had reached; bold: what a load finds"),
+show(draw_left(left, title="What a kill left, by the state of the save; bold: what a load finds"),
      alt="After each of five kills a load finds a whole checkpoint: the one before, or the new one from its name on.")
 
 # %% [markdown]
-# **Read it.** Before the rename a load finds the save before: step 2, 4, 6. From the rename on it finds the new one: step 9, 12. A
-# kill is no power cut, so `fsync` is not tested here.
-#
-# Do checksums matter? We change one byte of the newest checkpoint, and load:
+# **Read it.** Before the rename a load finds the save before, from the rename on the new one. A kill is no power cut: `fsync` is
+# not tested here. Do checksums matter? We change one byte of the newest checkpoint:
 
 # %%
 def load(folder):
@@ -443,14 +443,14 @@ print("by dcp.load: it loads; losses were", *(f"{a:.4f}" for a in right), "and a
 print("by load_newest: it loads step", told(load, changed))
 
 # %% [markdown]
-# **Read it.** One byte made one weight 256 times as large. `dcp.load` takes it without a word. With checksums the load lands on
-# the save before: this is why two are kept.
+# **Read it.** `dcp.load` takes the changed byte without a word. With checksums the load lands on the save before: this is why two
+# are kept.
 #
 # ## 4. What: the six pieces of an exact resume
 #
-# A run goes on from six pieces: weights, moments, the **schedule** of its learning rate, the **scaler** of fp16, the **place in
-# the data**, and the **random states** of every rank. torchdata's `StatefulDataLoader` knows its place. This run has all six,
-# and `restore`, after it, can forget one:
+# Weights, moments, the **schedule** of the learning rate, the **scaler** of fp16, the **place in the data** (which torchdata's
+# `StatefulDataLoader` knows), and the **random states** of every rank. This run has all six, and `restore`, after it, can forget
+# one:
 
 # %%
 print(inspect.getsource(Run))
@@ -502,8 +502,8 @@ def resumed(folder, forget, own_noise):
 
 
 # %% [markdown]
-# Four ranks save after step 22 and run on to step 42. Then the run is resumed six times. The lower panels show how far the losses
-# are from those of the run that never stopped. In an *exact resume* none differs:
+# Four ranks save after step 22 and run on. Then the run is resumed six times. The lower panels show how far its losses are from
+# those of the run that never stopped. In an *exact resume* none differs:
 
 # %%
 forgotten = ("nothing", "moments", "schedule", "scaler", "place in the data", "random states")
@@ -517,12 +517,12 @@ assert curves["nothing"] == whole[SAVED:], "with all pieces the losses are equal
 assert all(curves[piece] != whole[SAVED:] for piece in forgotten[1:]), "each piece matters"
 
 # %% [markdown]
-# **Read it.** With all six pieces no bit of the 20 losses differs. Without any one of the last five, losses
-# differ, yet by 0.15 at most. So compare by `==`, not by eye. Nor is the first loss enough: it comes before the first update, and
-# lost moments show in the second loss, a lost schedule or scaler later still.
+# **Read it.** With all six pieces no bit of the 20 losses differs. Without any one of the last five, losses differ, yet by 0.15 at
+# most. So compare by `==`, not by eye, and not the first loss alone: lost moments show in the second, a lost schedule or scaler
+# later.
 #
-# A trap is left. `Run` adds noise to its data, as augmentation does, from a generator seeded by row and epoch. Now the noise comes
-# from the global generator of the loader's worker:
+# A trap is left. `Run` adds noise to its data from a generator seeded by row and epoch. Now it comes from the global generator of
+# the loader's worker:
 
 # %%
 global_noise, twice = (run_ranks(never_stopped, 4, work / name, False)[0] for name in ("global", "twice"))
@@ -534,15 +534,15 @@ assert twice == global_noise and again != global_noise[SAVED:], "workers' random
 shutil.rmtree(work, ignore_errors=True)
 
 # %% [markdown]
-# **Read it.** Without a stop the run repeats itself; resumed, it differs, though nothing was forgotten. A worker has random states of
-# its own, which this checkpoint does not hold. So seed noise by row and epoch. If your run draws from Python's `random`, NumPy or
-# a GPU, save those states, too.
+# **Read it.** Without a stop the run repeats itself; resumed, it differs: a worker has random states of its own, which this
+# checkpoint does not hold. So seed noise by row and epoch. If your run draws from Python's `random`, NumPy or a GPU, save those
+# states, too.
 #
 # ## Recap
 #
 # - Save every $\sqrt{2\,d\,M}$; $d$ is all training time that a save costs. In our table half or twice of it cost 1.1 points at most.
-# - Each rank copies its shard to the host and trains on while it is written. For 175B on 64 GPUs this beat blocking saves in each
-#   row of the prediction.
+# - Each rank copies its shard to the host and trains on while it is written. For 175B on 64 GPUs this beat `dcp.save` in each row
+#   of the prediction.
 # - A checkpoint gets its name when it is whole. Checksums tell whether it still is.
 # - With all six pieces, and noise seeded by row and epoch, 20 losses were equal bit for bit on this CPU. A GPU also needs
 #   deterministic kernels and collectives, which is not tested here.
@@ -559,15 +559,15 @@ shutil.rmtree(work, ignore_errors=True)
 # ## On Monday
 #
 # **Plain PyTorch.** Put this script after the lines that start `torch.distributed` and make `model`, `optimizer`, `schedule`,
-# `loader` and `folder`. The loader is a `StatefulDataLoader` with a stateful sampler; the folder is a `Path` that all ranks see.
+# `loader` (a `StatefulDataLoader` with a stateful sampler) and `folder` (a `Path` that all ranks see).
 #
 # - Begin with `step, batches = resume()`; `batches` are the rest of the epoch.
 # - Call `save(step)` between steps, and `finish()` once at the end.
-# - After each step ask `must_stop()`. If true, save, finish and leave. Start `torchrun` with a `--shutdown-timeout` longer than two
-#   saves, for one may be under way: after 30 s, its default, it kills.
+# - After each step ask `must_stop()`. If true, save, finish and leave. Give `torchrun` a `--shutdown-timeout` longer than two saves,
+#   for one may be under way: its default kills after 30 s.
 #
-# The last two saves stay, and every 24th. On a GPU the copy goes to pinned memory. On another number of
-# ranks weights, moments and schedule go on, but the epoch begins again: no exact resume. It is tested on two CPU ranks, with kills; its GPU lines are untested.
+# The last two saves stay, and every 24th. On another number of ranks weights, moments and schedule go on, but the epoch begins
+# again: no exact resume. Tested on two CPU ranks, with kills, and resumed on one and three; the GPU lines are untested.
 #
 # ```python
 # import json, os, shutil, signal, zlib
@@ -701,14 +701,12 @@ shutil.rmtree(work, ignore_errors=True)
 #     return step, batches
 # ```
 #
-# **Does it work?** Train 20 steps twice without a stop. If the losses are not equal by `==`, something is unseeded, or a kernel or
-# collective adds in changing order. For the test set `torch.use_deterministic_algorithms(True)`, `CUBLAS_WORKSPACE_CONFIG=:4096:8`
-# and a deterministic attention. Once the losses are equal, save at step 10, start again on as many ranks, and compare
-# losses 11 to 20.
+# **Does it work?** Train 20 steps twice without a stop, with `torch.use_deterministic_algorithms(True)`,
+# `CUBLAS_WORKSPACE_CONFIG=:4096:8` and a deterministic attention, until the losses are equal by `==`. Then save at step 10, start
+# again on as many ranks, and compare losses 11 to 20.
 #
-# **With accelerate.** `model`, `optimizer`, `schedule` and `loader` are those before `prepare`. Give the loader a `generator=` of
-# its own; else its start draws from the random state that dropout goes on with. This save blocks, has no checksums, and is
-# tested in one process.
+# **With accelerate.** `model`, `optimizer`, `schedule` and `loader` are those before `prepare`. Give the loader a `generator=` of its
+# own; else its start draws from the random state that dropout goes on with. No checksums; tested in one process.
 #
 # ```python
 # import os
