@@ -166,8 +166,8 @@ show(draw_goodput(simulated, formula, title="1,000 runs of 30 days on 256 GPUs (
 
 # %% [markdown]
 # **Read it.** This answers the bet: every 61 minutes at the high rate, every 154 at the low one. Half or twice the best interval
-# costs 1.1 points at most in this table, so a rough guess of $M$ is enough. Formula and simulation both take failures as
-# independent, at a constant rate.
+# costs 1.1 points at most in this table, so a rough guess of $M$ is enough. Formula and simulation both take failures to be
+# independent.
 #
 # **Question.** A save takes a quarter of its former time. By which factor does the best interval change?
 
@@ -266,17 +266,16 @@ print(f"loss of step 1: {right:.7f}; from the asynchronous checkpoint {loaded:.7
 assert right == loaded != later, "the copy holds the weights of the call"
 
 # %% [markdown]
-# **Read it.** The call returned before its files were whole, yet they hold the weights *of the call*. The thread's errors are
-# raised by `.result()`.
+# **Read it.** The call returned before its files were whole, yet they hold the weights *of the call*.
 #
 # ### The scenario as asked: a checkpoint strategy
 #
 # *"175B on 64 A100: what do we save, where, how often?"* The code above saves 12 bytes a parameter: fp32 weights and Adam's two
-# fp32 moments. Each GPU copies a 64th to *pinned* host memory, which Monday's script keeps for it (the plain call above does
-# not), and a thread writes to a store that all hosts see.
+# fp32 moments. Each GPU copies a 64th to *pinned* host memory (the plain call above pins none; Monday's script does), and a
+# thread writes to a store that all hosts see.
 #
-# An asynchronous save costs this copy, and what the writing thread slows the steps: it shares Python's lock (the GIL) with them.
-# The slowdown and the store's rate are assumed: a tenth and 10 GB/s, both halved and doubled. Each way to save gets its own
+# An asynchronous save costs this copy, and the time that the writing thread takes from the steps: they share Python's lock (the
+# GIL). Assumed are steps a tenth slower and a store of 10 GB/s, both halved and doubled. Each way to save gets its own
 # $\sqrt{2\,d\,M}$:
 
 # %%
@@ -340,12 +339,12 @@ for first, second in (("same", "same"), ("old", "new")):
         print(f"   load {name!r}: {found if found.startswith('failed') else 'it loads, and trains on'}")
 
 # %% [markdown]
-# **Read it.** In the same folder one kill destroyed *both* checkpoints. In a new one the old stays whole, and the half one is
-# refused: `.metadata` is written last.
+# **Read it.** In the same folder one kill destroyed *both* checkpoints. In a new one the old stays whole, and the half one, without
+# its `.metadata`, is refused.
 #
-# Two things are missing. DCP brings its files to the disk, but not the folder's list of them, which a power cut can take. And
-# nothing tells whether a byte has changed. So build the safe save: **new folder, checksums, to the disk, rename, and only then
-# delete what is old.** It needs a file system whose rename is all or nothing, as POSIX asks; object stores are not shown here.
+# Two things are missing. DCP brings its files to the disk, but not the folder's list of them. And nothing tells whether a byte has
+# changed. So build the safe save: **new folder, checksums, to the disk, rename, and only then delete what is old.** It needs a
+# file system whose rename is all or nothing; object stores are not shown here.
 
 # %%
 def to_disk(path):
@@ -428,7 +427,7 @@ show(draw_left(left, title="What a kill left, by the state of the save; bold: wh
 
 # %% [markdown]
 # **Read it.** Before the rename a load finds the save before, from the rename on the new one. A kill is no power cut: `fsync` is
-# not tested here. Do checksums matter? We change one byte of the newest checkpoint:
+# not tested here. Now we change one byte of the newest checkpoint:
 
 # %%
 def load(folder):
@@ -449,8 +448,7 @@ print("by load_newest: it loads step", told(load, changed))
 # ## 4. What: the six pieces of an exact resume
 #
 # Weights, moments, the **schedule** of the learning rate, the **scaler** of fp16, the **place in the data** (which torchdata's
-# `StatefulDataLoader` knows), and the **random states** of every rank. This run has all six, and `restore`, after it, can forget
-# one:
+# `StatefulDataLoader` knows), and the **random states** of every rank. This run has all six; `restore` can forget one:
 
 # %%
 print(inspect.getsource(Run))
@@ -541,8 +539,8 @@ shutil.rmtree(work, ignore_errors=True)
 # ## Recap
 #
 # - Save every $\sqrt{2\,d\,M}$; $d$ is all training time that a save costs. In our table half or twice of it cost 1.1 points at most.
-# - Each rank copies its shard to the host and trains on while it is written. For 175B on 64 GPUs this beat `dcp.save` in each row
-#   of the prediction.
+# - Each rank copies its shard to the host and trains on while it is written. For 175B on 64 A100 this beats `dcp.save` in each
+#   predicted row.
 # - A checkpoint gets its name when it is whole. Checksums tell whether it still is.
 # - With all six pieces, and noise seeded by row and epoch, 20 losses were equal bit for bit on this CPU. A GPU also needs
 #   deterministic kernels and collectives, which is not tested here.
@@ -562,9 +560,9 @@ shutil.rmtree(work, ignore_errors=True)
 # `loader` (a `StatefulDataLoader` with a stateful sampler) and `folder` (a `Path` that all ranks see).
 #
 # - Begin with `step, batches = resume()`; `batches` are the rest of the epoch.
-# - Call `save(step)` between steps, and `finish()` once at the end.
+# - Call `save(step)` between steps, and `finish()` at the end.
 # - After each step ask `must_stop()`. If true, save, finish and leave. Give `torchrun` a `--shutdown-timeout` longer than two saves,
-#   for one may be under way: its default kills after 30 s.
+#   for one may be under way: by default it kills after 30 s.
 #
 # The last two saves stay, and every 24th. On another number of ranks weights, moments and schedule go on, but the epoch begins
 # again: no exact resume. Tested on two CPU ranks, with kills, and resumed on one and three; the GPU lines are untested.
