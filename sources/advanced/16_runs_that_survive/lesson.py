@@ -37,7 +37,6 @@ import itertools
 import json
 import logging
 import os
-import random
 import shutil
 import signal
 import warnings
@@ -55,7 +54,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 # %% jupyter={"source_hidden": true}
-from utils import Evidence, Span, Transformer, TransformerConfig, check, model_shape, run_ranks, scratch_folder, show
+from utils import Evidence, Transformer, TransformerConfig, check, model_shape, run_ranks, scratch_folder, show
 from utils.catalog import link
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, working_share
@@ -64,7 +63,7 @@ from utils.lessons.lesson_16.attempts import change_a_byte, damaged_copy, told
 from utils.lessons.lesson_16.checkpoint_files import draw_files, draw_left
 from utils.lessons.lesson_16.exact_run import Run, mean_of_ranks
 from utils.lessons.lesson_16.failure_logs import FAILURE_LOGS
-from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
+from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput, one_run
 
 # %% [markdown]
 # New words stand in the [glossary](../00_glossary.ipynb).
@@ -75,23 +74,8 @@ from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goo
 # days of work meet the same failures, with three intervals. Look at where each row ends; of 200 runs the one nearest to the
 # means is drawn:
 
-# %%
+# %% jupyter={"source_hidden": true}
 HOUR = 3600.0
-
-
-def one_run(days, interval, save, restart, mean, seed):
-    chance, spans, clock, done = random.Random(seed), [], 0.0, 0.0
-    while True:
-        fails_at = clock + chance.expovariate(1 / mean)
-        while clock + interval + save <= fails_at and done < days * DAY:  # a whole save, or nothing
-            spans += [Span("work", clock, clock + interval), Span("saving", clock + interval, clock + interval + save)]
-            clock, done = clock + interval + save, done + interval
-        if done >= days * DAY:
-            return spans
-        spans += [Span("lost", clock, fails_at), Span("restarting", fails_at, fails_at + restart)]
-        clock = fails_at + restart
-
-
 runs = {hours: [one_run(3, hours * HOUR, 300.0, HOUR / 2, 8 * HOUR, seed) for seed in range(200)] for hours in (0.25, 1.5, 6)}
 days = np.array([[run[-1].end_seconds / DAY for run in those] for those in runs.values()])
 drawn, lanes = abs(days - days.mean(1, keepdims=True)).sum(0).argmin(), {}
@@ -294,9 +278,8 @@ for rate, store in itertools.product((3.8, 24.0), (5e9, 1e10, 2e10)):
         row[name] = f"{young(d, mean) / HOUR:.1f} h: {shares[-1]:.1%}"
     assert min(shares[1:]) > shares[0], "an asynchronous save is better in each row"
     rows.append(row)
-file = here.root / "build" / "lesson-16" / "how_often_175b.csv"
-file.parent.mkdir(parents=True, exist_ok=True)
-pd.DataFrame(rows).to_csv(file, index=False)
+os.makedirs(here.root / "build/lesson-16", exist_ok=True)
+pd.DataFrame(rows).to_csv(here.root / "build/lesson-16/how_often_175b.csv", index=False)
 print("the table below: build/lesson-16/how_often_175b.csv")
 display(pd.DataFrame(rows).style.hide().set_caption(
     f"Best interval: goodput ({Evidence.PREDICTED}). Assumed: store, slowdown, 15 min to restart, a read as long as a write, no time for checksums"))
@@ -388,7 +371,6 @@ def newest_whole(folder):
         sums = json.loads((path / "checksums.json").read_text())["files"]
         if all((path / name).exists() and zlib.crc32((path / name).read_bytes()) == found for name, (_, found) in sums.items()):
             return path
-    return None
 
 
 def load_newest(pieces, folder):
