@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from utils.lessons.lesson_16.attempts import change_a_byte
 from utils.lessons.lesson_16.checkpoint_files import draw_files, draw_left
-from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
+from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput, one_run
 from utils.views import Span
 
 
@@ -65,8 +65,8 @@ def test_files_are_drawn_from_what_the_checkpoint_says(tmp_path: Path) -> None:
 def test_what_kills_left_marks_what_a_load_finds() -> None:
     left = {"written": (["writing", "step-00000010-save-3"], "step-00000010-save-3")}
     texts = [text.get_text() for text in draw_left(left, title="T").axes[0].texts]
-    assert "step 10: a load finds this" in texts, texts
-    assert "writing: no checkpoint's name" in texts, texts
+    assert "step 10: loaded" in texts, texts
+    assert "writing: no name" in texts, texts
     with pytest.raises(ValueError, match="at least one kill"):
         draw_left({}, title="T")
 
@@ -82,3 +82,18 @@ def test_a_changed_byte_makes_one_number_256_times_as_large(tmp_path: Path) -> N
     changed = found["model"]["head.weight"] != state["model"]["head.weight"]
     assert changed.sum() == 1 and after == 256 * before, (before, after)
     assert found["model"]["head.weight"][changed].item() == after, "what a load gives"
+
+
+def test_one_run_does_its_work_and_loses_what_was_not_saved() -> None:
+    spans = one_run(1, 3600.0, 60.0, 900.0, 8 * 3600.0, seed=0)
+    kinds = [span.kind for span in spans]
+    work = sum(span.end_seconds - span.start_seconds for span in spans if span.kind == "work")
+    assert abs(work - 86_400) < 1e-6, f"{work} s of work"
+    assert kinds.count("saving") == 24 and kinds.count("lost") == kinds.count("restarting") > 0
+    assert all(
+        span.end_seconds - span.start_seconds < 3660 for span in spans if span.kind == "lost"
+    )
+    ends = [span.end_seconds for span in spans[:-1]]
+    assert ends == [span.start_seconds for span in spans[1:]], "one span begins where one ends"
+    quiet = one_run(1, 3600.0, 60.0, 900.0, 1e12, seed=0)
+    assert quiet[-1].end_seconds == 24 * 3660, "nothing fails"

@@ -31,11 +31,10 @@ def told(function: Callable[..., Any], *args: Any) -> str:
 
 
 def damaged_copy(folder: Path, change: Callable[[Path], object]) -> Path:
-    """A copy of a folder of checkpoints, a new one at each call, with a change to each of them."""
+    """A copy of a folder of checkpoints, a new one at each call, with a change to what was saved last."""
     copy = Path(tempfile.mkdtemp(dir=folder.parent)) / folder.name
     shutil.copytree(folder, copy)
-    for path in list_checkpoints(copy):
-        change(path)
+    change(list_checkpoints(copy)[0])
     return copy
 
 

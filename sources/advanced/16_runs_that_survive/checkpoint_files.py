@@ -90,8 +90,8 @@ def draw_left(left: Mapping[str, tuple[Sequence[str], str]], *, title: str) -> F
             for row, name in enumerate(sorted(names, key=_newest_first)):
                 is_named = name.startswith("step-")
                 step = name.split("-")[1].lstrip("0") if is_named else ""
-                text = f"step {step}" if is_named else f"{name}: no checkpoint's name"
-                text += ": a load finds this" if name == found else ""
+                text = f"step {step}" if is_named else f"{name}: no name"
+                text += ": loaded" if name == found else ""
                 fill = _RANK if is_named else _NAMELESS
                 _box(axes, column, row, text, fill, is_bold=name == found, is_hatched=not is_named)
         _bare(axes, title, most - 1, columns=len(left), top=-1.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -241,6 +242,29 @@ def _apart(name: str, losses: Sequence[float], wanted: Sequence[float]) -> str:
     return f"{name}: {len(differences)}{by}"
 
 
-__all__ = ["draw_days", "draw_forgotten", "draw_goodput"]
+def one_run(
+    days: float, interval: float, save: float, restart: float, mean: float, seed: int
+) -> list[Span]:
+    """Days of work, saved after each interval, with failures at random; all others in seconds."""
+    chance = random.Random(seed)
+    spans: list[Span] = []
+    clock = done = 0.0
+    while True:
+        fails_at = clock + chance.expovariate(1 / mean)
+        while clock + interval + save <= fails_at and done < days * DAY_SECONDS:  # a whole save
+            saved = clock + interval + save
+            spans += [
+                Span("work", clock, clock + interval),
+                Span("saving", clock + interval, saved),
+            ]
+            clock, done = saved, done + interval
+        if done >= days * DAY_SECONDS:
+            return spans
+        lost = Span("lost", clock, fails_at)
+        spans += [lost, Span("restarting", fails_at, fails_at + restart)]
+        clock = fails_at + restart
+
+
+__all__ = ["draw_days", "draw_forgotten", "draw_goodput", "one_run"]
 
 check_public(globals())

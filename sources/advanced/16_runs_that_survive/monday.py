@@ -28,7 +28,7 @@ WENT_BACK = (3, 6)
 def block_1(text: str) -> None:
     """Two ranks with shards, dropout and a shuffled loader go on bit for bit, past a save that was cut off.
 
-    As many saves stay as were asked for, a damaged one is passed over, and one of other ranks is refused.
+    As many saves stay as were asked for, a damaged one is passed over, and another number of ranks goes on with the weights and moments.
     """
     with scratch("monday") as folder:
         whole = run_ranks(_by_hand, 2, text, folder, False)
@@ -38,6 +38,10 @@ def block_1(text: str) -> None:
         assert run_ranks(_past_damage, 2, text, folder)[0] == STEPS, (
             "the save before the damaged one"
         )
+        same = run_ranks(_resharded, 2, text, folder)[0]
+        for ranks in (1, 3):
+            found = run_ranks(_resharded, ranks, text, folder)[0]
+            assert found == same, f"{ranks} ranks go on with {found[0][:3]}, and not {same[0][:3]}"
         (aside,) = folder.glob("aside-*")  # else it would count among the last two that stay
         (stays,) = folder.glob("*.step-*")
         assert stays.name.endswith(f"-{STEPS}"), f"{stays.name} stays beside {aside.name}"
@@ -52,8 +56,13 @@ def block_1(text: str) -> None:
             with contextlib.suppress(RankError):
                 run_ranks(_killed, 2, text, killed, place)
             assert run_ranks(_resumed_small, 2, text, killed)[0] == step, f"killed at {place}"
-        told = run_ranks(_refused, 1, text, folder / "every")[0]
-        assert "is whole and of 1 ranks" in told, f"another number of ranks: {told}"
+        newest = sorted(killed.glob("*.step-*"))[-1]
+        next(newest.glob("sums-1-*")).write_text("{")
+        assert run_ranks(_resumed_small, 2, text, killed)[0] == 2, "past sums that are damaged"
+        for path in killed.glob("*.step-*/sums-0-*"):
+            path.unlink()
+        told = run_ranks(_refused, 2, text, killed)[0]
+        assert "is whole" in told, f"all are damaged: {told}"
 
 
 def block_2(text: str) -> None:
@@ -122,15 +131,29 @@ def _past_damage(text: str, folder: Path) -> int:
         data[len(data) // 2] ^= 1
         written.write_bytes(data)
     dist.barrier()
-    model, rows = _model(), _rows()
+    return int(_sharded(text, folder)["resume"]()[0])
+
+
+def _resharded(text: str, folder: Path) -> tuple[list[float], int]:
+    """Sums of the whole weights and moments that a resume finds, and its step."""
+    names = _sharded(text, folder)
+    step, batches = names["resume"]()
+    next(batches)
+    tensors: list[Any] = list(names["model"].parameters())
+    tensors += [
+        names["optimizer"].state[p][key] for p in tensors for key in ("exp_avg", "exp_avg_sq")
+    ]
+    return [tensor.full_tensor().double().sum().item() for tensor in tensors], step
+
+
+def _sharded(text: str, folder: Path) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+    model, rows = _model(), _rows()
     sampler = StatefulDistributedSampler(rows, shuffle=True, drop_last=True)
     model = fully_shard(model)
-    return int(
-        run_block(text, model=model, folder=folder, **_others(model, rows, sampler))["resume"]()[0]
-    )
+    return run_block(text, model=model, folder=folder, **_others(model, rows, sampler))
 
 
 def _kept(text: str, folder: Path, keep: int, keep_every: int) -> list[int]:

@@ -463,7 +463,7 @@ print(f"at the claimed MFU A10s win below ${turns_usd:.2f} an hour, and cost ${h
 # %% [markdown]
 # ## 3. The scenarios
 #
-# <details><summary>Twelve jobs, each ending in files to run</summary>
+# <details><summary>Twelve jobs, each ending in files</summary>
 #
 # | scenario | ends in | writes, below `build/` | lab's case |
 # |---|---|---|---|
