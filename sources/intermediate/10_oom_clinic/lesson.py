@@ -137,10 +137,10 @@ pd.DataFrame(shares).T
 # - **c.** *Do the bytes alive after each step grow,* though no later step needs them?
 # - **d.** *If not,* one moment is too large. A request for most of the card, as CADS's 72%, is such a moment by itself.
 #
-# The two causes that are told fit (returnn: another process; EveryVoice: the batch); of the others we know none. The tenth is
-# our choice: at 5% EveryVoice would be b1, at 20% lerf and MGFN lose their b.
+# The two causes that are told fit (returnn, EveryVoice). The tenth is our choice: at 5% EveryVoice would be b1, at 20% lerf and
+# MGFN lose their b.
 #
-# **Your turn.** No patient has b. Here are the seven complaints and loops (without `zero_grad` and each step's loss), then what
+# **Your turn.** No patient has b. Here are the complaints and loops (without `zero_grad` and each step's loss), then what
 # the meter found. Which letter is each?
 
 # %%
@@ -163,12 +163,12 @@ letters = {"patient 1": ..., "patient 2": ..., "patient 3": ..., "patient 4": ..
 check("10.letters", letters)
 
 # %% [markdown]
-# **Read it.** Patients 1 and 6 grow, and no later step needs what they keep: c. Patient 3 needs the features that it keeps, and its
-# own error raises a. The other four do not grow from the second step to the last: d. From here each has a name.
+# **Read it.** Patients 1 and 6 grow, and no later step needs what they keep: c. Patient 3 needs what it keeps; its own error
+# raises a. The others do not grow from the second step to the last: d. From here each has a name.
 #
 # ## 2. Something is kept
 #
-# Two patients are c. Which line keeps the bytes?
+# Which line keeps the bytes?
 #
 # ### kept_graph
 #
@@ -192,12 +192,6 @@ for name, changes in half_cures.items():
     found = examine(patients["kept_graph"].edited(changes))
     print(f"{name}: {format_bytes(found.bytes)} of {format_bytes(found.patient.limit_bytes)}, {'fits' if found.fits else 'over'}")
 
-# %% [markdown]
-# **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here
-# that sum costs next to nothing: `backward()` has freed what its graphs had saved. No backward visits the graphs of `total_size`:
-# each keeps its step's logits.
-
-# %%
 cures = {"kept_graph": patients["kept_graph"].edited(
     {"total_loss + loss": "total_loss + loss.detach()", "logits.logsumexp": "logits.detach().logsumexp"})}
 after = {}
@@ -216,6 +210,10 @@ def treat(name):
 treat("kept_graph")
 
 # %% [markdown]
+# **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here
+# that sum costs next to nothing: `backward()` has freed what its graphs had saved. No backward visits the graphs of `total_size`:
+# each keeps its step's logits.
+#
 # ### forgotten_reference
 #
 # A hook keeps the output of every norm.
@@ -241,7 +239,7 @@ assert detached.bytes == before["forgotten_reference"].bytes, "a detached tensor
 #
 # ## 3. One moment is too large
 #
-# Four patients are d. Which moment, and what is alive in it?
+# Which moment, and what is alive in it?
 #
 # ### validation
 #
@@ -311,14 +309,14 @@ cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True
 treat("optimizer_doubles")
 
 # %% [markdown]
-# **Read it.** The moments (purple) stay within the budget. The temporary (grey) goes over it in both steps; `fused=True`
-# does without.
+# **Read it.** The moments (purple) stay within the budget. The temporary (grey) goes over it in both steps; the fused kernel does
+# without.
 #
 # ### long_batch
 #
-# Look for the tallest bar. On the right the longest batch is *rehearsed* after the first step, when the optimizer's state is
-# there
-# ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)).
+# Look for the tallest bar. On the right the longest batch is *rehearsed*
+# ([tuning guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html)) after the first step, when the optimizer's
+# state is there.
 
 # %%
 def rehearse(model, rows=8, length=512):
@@ -343,15 +341,15 @@ cures["long_batch"] = late.edited({"batch.chunk(parts)": "batch.chunk(max(parts,
 treat("long_batch")
 
 # %% [markdown]
-# **Read it.** Of what is alive, only the batch of 512 tokens is over the budget, and the rehearsal shows it in the second step. What
-# is reserved (red), on a simulated card without limit, passes 32 MiB at 160 tokens already; what a card of 32 MiB does there is
+# **Read it.** Of what is alive, only the batch of 512 tokens is over the budget; the rehearsal shows it in the second step.
+# Reserved (red, on a simulated card without limit) is over 32 MiB from 160 tokens on; what a card of 32 MiB does there is
 # not shown here. The cure caps the *tokens* of a micro-batch, here at 1,024.
 #
 # ## 4. Alive is not reserved: fragmentation
 #
-# One patient is a. PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of
-# its blocks are free. Tensors hold the *allocated* bytes, PyTorch took the *reserved* ones. A simulated caching
-# allocator serves the patient's requests:
+# PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks are free.
+# Tensors hold the *allocated* bytes, PyTorch took the *reserved* ones. A simulated caching allocator serves the patient's
+# requests:
 
 # %%
 fragmented = before["fragmentation"]
@@ -396,15 +394,14 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # **Read it.** The edit holds all ten rooms from the start: its peak is higher, and still less is reserved. The switch reserves
 # least in the model; on a card it was not tried here.
 #
-# On the H200 more is alive, so both scripts reserve more than 216 MiB, the cured one less. The simulated allocator, given
+# On the H200 more is alive, and both scripts reserve more than 216 MiB, the cured one less. The simulated allocator, given
 # the card's own requests, reserves what the card did.
-
-# %% [markdown]
+#
 # ## 5. Instruments, and what each cannot see
 #
-# From the letter towards the line: **a snapshot** holds each block, on a GPU with its Python stack (`file.py:line function`). Here a
-# metered run writes the same format with *module:0 category* instead. Its feed-forward is widened, so that the states outweigh the
-# leak. First one snapshot, then what grew *between* two:
+# **A snapshot** holds each block, on a GPU with its Python stack (`file.py:line function`). Here a metered run writes the format
+# with *module:0 category* instead, for a feed-forward so wide that the states outweigh the leak. First one snapshot, then what
+# grew *between* two:
 
 # %%
 def made_by(snapshot):
@@ -429,7 +426,7 @@ show(here.root / "docs" / "memory_viz.png",
      alt="Allocator State History of PyTorch's viewer: segments of fragmentation, most with one block and a hole beside it.")
 
 # %% [markdown]
-# **Read it.** The largest bytes of one snapshot are the states'. The difference names norms, whose outputs the hook keeps. The viewer
+# **Read it.** One snapshot's largest bytes are the states'. The difference names norms, whose outputs the hook keeps. The viewer
 # [memory_viz](https://pytorch.org/memory_viz) opens such files: a row is a segment, white is free.
 #
 # **Who holds it?** Python knows some of what refers to a tensor:
@@ -451,10 +448,9 @@ for name, line in {"forgotten_reference": "    for hook in hooks:\n", "kept_grap
     print(f"{name}:", *(f"{format_bytes(size)} {what}" for what, size in told[0].most_common(2)), sep="\n   ")
 
 # %% [markdown]
-# **Read it.** A *list* holds what `forgotten_reference` keeps. For `kept_graph` Python names no holder: autograd's graph has the
-# logits.
+# **Read it.** A *list* holds what `forgotten_reference` keeps. For `kept_graph` Python names no holder.
 #
-# **The profiler**, with `profile_memory=True`, tells each operation's bytes, here of `large_vocabulary` over two steps:
+# **The profiler** tells each operation's bytes, here of `large_vocabulary` over two steps:
 
 # %%
 model, optimizer = patients["large_vocabulary"].build()
@@ -466,8 +462,7 @@ profiler.export_chrome_trace(str(trace := files / "large_vocabulary.json"))
 print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative_to(here.root)} opens in a browser")
 
 # %% [markdown]
-# **Read it.** Log-softmax, its backward and the loss's have each made the logits' bytes once a step. The products (`mm`) made the
-# logits and more.
+# **Read it.** Log-softmax, its backward and the loss's have each made the logits' bytes once a step.
 #
 # **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)** (not run here):
 # `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. In its timeline look for
@@ -475,17 +470,16 @@ print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
-# | `nvidia-smi` | the whole card, the context; outside of a container each process | what is free in PyTorch's cache; which tensor |
-# | `memory_summary()` | allocated, reserved, their peaks | which tensor, which line |
-# | snapshot | blocks, stacks, segments, over time | NCCL, the context; stacks of what was there before |
-# | `torch.profiler` | operations, their bytes and time | a whole long run: its trace grows |
-# | Nsight Systems | CUDA calls, kernels, all libraries | which tensor |
-
-# %% [markdown]
+# | `nvidia-smi` | the whole card | PyTorch's free bytes, tensors |
+# | `memory_summary()` | allocated, reserved, their peaks | tensors, lines |
+# | snapshot | blocks, stacks, segments | NCCL, the context; stacks of what was there before |
+# | `torch.profiler` | operations, their bytes and time | segments |
+# | Nsight Systems | CUDA calls, kernels, libraries | tensors |
+#
 # ## 6. In which order?
 #
-# Would a general cure have done? Two are tried on all: each batch in eight parts (`parts=8` in the loops of section 1; four rows
-# in four), and each layer computed again in backward.
+# The cause first. Would a general cure alone have done? Two are tried on all: each batch in eight parts (`parts=8` in the loops of
+# section 1; four rows in four), and each layer computed again in backward. What they cost in time is not shown here.
 
 # %%
 def outcome(name, found):
@@ -497,7 +491,7 @@ general = {"eight parts": general_cures.accumulated, "checkpointing": general_cu
 treated = {cure: {name: examine(apply(patients[name])) for name in patients} for cure, apply in general.items()}
 tried = {cure: {name: outcome(name, found) for name, found in row.items()} for cure, row in ({"its own cure": after} | treated).items()}
 table = pd.DataFrame({cure: {name: f"{share:+.0%}" for name, (share, _) in row.items()} for cure, row in tried.items()})
-display(table.loc[list(patients)].rename_axis("peak saved"))
+display(table.loc[list(patients)].rename({"fragmentation": "fragmentation (reserved, simulated)"}).rename_axis("peak saved"))
 apart = [f"{name} with {cure}" for cure, row in tried.items() for name, (_, same) in row.items() if not same]
 print(f"losses over {LOSS_TOLERANCE:.0e} apart:", ", ".join(apart) or "none")
 counts = {least: {cure: sum(share > least for share, _ in row.values()) for cure, row in tried.items()} for least in (0.05, 0.1, 0.2)}
@@ -510,7 +504,7 @@ print(f"your bet: {my_bet}; counted: {counts[0.1]['eight parts']}")
 assert counts[0.1]["its own cure"] == 7 > counts[0.1]["eight parts"], "no general cure should help all seven"
 
 # %% jupyter={"source_hidden": true}
-bars = {name + " (simulated)" * patients[name].fragments: PatientBytes(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
+bars = {name + " (reserved, simulated)" * patients[name].fragments: PatientBytes(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
 show(draw_ward(bars, title="Seven patients and their own cures", evidence=[Evidence.MEASURED, Evidence.SIMULATED]),
      alt="Two bars a patient: the first beyond the line of its budget, the second, after its own cure, short of it.")
 for name in patients:
@@ -518,20 +512,19 @@ for name in patients:
 
 # %% [markdown]
 # **Read it.** A smaller batch saves more than a tenth for four of the seven. Two of these are leaks, and grow in each step as
-# before: put off, not cured. A minus marks a patient made worse.
+# before. A minus marks a patient made worse. The script of `large_vocabulary` does not checkpoint yet: its 2% is its owner's
+# complaint.
 #
-# The script of `large_vocabulary` does not checkpoint yet; that 2% is what its owner complains of.
-
-# %% [markdown]
 # ## Recap
 #
 # *What filled it?* In this order:
 #
-# 1. The error's sizes show whether to suspect **a**, pieces too small, or **b**, something outside of PyTorch.
-# 2. The bytes alive after each step tell **c**, something kept, from **d**, one moment too large.
-# 3. Cure that cause. A smaller batch saved more than a tenth for four of the seven, and two of these were leaks that grew as before.
-# 4. Where all that is alive is needed, the general cures follow: for activations precision (02), accumulation and checkpointing
-#    (05); for states a smaller optimizer (06) and more cards (09); for either offload (07).
+# 1. The error's sizes show whether to suspect **a** or **b**.
+# 2. The bytes alive after each step tell **c** from **d**.
+# 3. Cure that cause. A smaller batch saved more than a tenth for four of the seven; two of these are leaks, and grew in each step
+#    as before.
+# 4. Where all that is alive is needed: for activations precision (02), accumulation and checkpointing (05); for states a smaller
+#    optimizer (06) and more cards (09); for either offload (07).
 #
 # **Test yourself.** A job runs out of memory after two hours: what do you do, in which order? `nvidia-smi` showed 79 of 80 GB
 # since the first minute: is it a leak?
@@ -616,7 +609,7 @@ for name in patients:
 # ```
 #
 # **Who made what grew**, with `made_by` of section 5, for the rank that died (torchrun ends the others); after a death read
-# its `oom` file as the second (it has the failed step's activations besides):
+# its `oom` file as the second:
 #
 # ```python
 # import pickle
