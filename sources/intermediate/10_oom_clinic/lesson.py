@@ -92,7 +92,7 @@ def parts_of(text):
 
 # %% [markdown]
 # A patient is a script with `build()` and `train(model, optimizer)`, and a budget. `examine` runs it to the end and measures the
-# peak of what is alive; for one of them, the smallest GPU on which a simulated allocator serves every request.
+# peak of what is alive; for patient 3, the smallest GPU on which a simulated allocator serves every request.
 #
 # Look for white pieces (a), another process (b), a staircase (c), one tooth (d):
 
@@ -341,7 +341,7 @@ cures["long_batch"] = late.edited({"batch.chunk(parts)": "batch.chunk(max(parts,
 treat("long_batch")
 
 # %% [markdown]
-# **Read it.** Of what is alive, only the batch of 512 tokens is over the budget; the rehearsal shows it in the second step.
+# **Read it.** Of what is alive, only the batch of 512 tokens is over the budget; the rehearsal shows it in the second bar.
 # Reserved (red, on a simulated card without limit) is over 32 MiB from 160 tokens on; what a card of 32 MiB does there is
 # not shown here. The cure caps the *tokens* of a micro-batch, here at 1,024.
 #
@@ -349,7 +349,7 @@ treat("long_batch")
 #
 # PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks are free.
 # Tensors hold the *allocated* bytes, PyTorch took the *reserved* ones. A simulated caching allocator serves the patient's
-# requests:
+# requests, first with room without end:
 
 # %%
 fragmented = before["fragmentation"]
@@ -380,7 +380,7 @@ show(draw_segments(maps, title="Reserved on a GPU of 216 MiB", asked={dies: deat
 # segment wholly free `empty_cache()` gives nothing back. Right, at the end: all features lie in one block.
 #
 # A switch needs no edit: with `PYTORCH_ALLOC_CONF=expandable_segments:True`, set before CUDA starts, segments grow by pages.
-# Here is a model of it (one segment for small tensors, one for large), then the edit, recorded on a real card:
+# Here is a model of it, then the edit, recorded on a real card:
 
 # %%
 arms = {"as it came": (fragmented.bytes, fragmented.run), "room made before the loop": (cured.bytes, cured.run),
@@ -462,7 +462,8 @@ profiler.export_chrome_trace(str(trace := files / "large_vocabulary.json"))
 print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative_to(here.root)} opens in a browser")
 
 # %% [markdown]
-# **Read it.** Log-softmax, its backward and the loss's have each made the logits' bytes once a step.
+# **Read it.** Log-softmax, its backward and the loss's have each made the logits' bytes once a step; `mm` made the logits and
+# other products.
 #
 # **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)** (not run here):
 # `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. In its timeline look for
