@@ -609,8 +609,8 @@ for name in patients:
 # trainer.train()
 # ```
 #
-# **Who made what grew**, with `made_by` of section 5, for the rank that died (torchrun ends the others); after a death read
-# its `oom` file as the second:
+# **Who made what grew**, with `made_by` of section 5, for the rank that died (torchrun ends the others). After a death read
+# its `oom` file in place of `step53`:
 #
 # ```python
 # import pickle
@@ -620,7 +620,8 @@ for name in patients:
 #     with open(name, "rb") as file:
 #         return made_by(pickle.load(file))
 #
-# grown = made("step53_rank0.pickle") - made("step3_rank0.pickle")
+# died = 0  # its rank
+# grown = made(f"step53_rank{died}.pickle") - made(f"step3_rank{died}.pickle")
 # print(*grown.most_common(10), sep="\n")
 # ```
 #
