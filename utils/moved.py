@@ -170,6 +170,7 @@ _NAMES = {
     f"{_LESSON}07.validation_figures": "utils.views draw_validation",
     f"{_LESSON}09.holders": "utils.views draw_holders",
     f"{_LESSON}09.staircase": "utils.views draw_staircase",
+    f"{_LESSON}10.host": "utils.clinic HostRun run_loader",
     f"{_LESSON}10.pages": "utils.clinic VIEWS TraceError read_trace write_snapshot_page write_trace_page",
     f"{_LESSON}10.snapshot": "utils.clinic SnapshotError read_snapshot snapshot_of write_snapshot",
     f"{_LESSON}10.views": "utils.views Case=PatientBytes Segment draw_segments draw_ward",

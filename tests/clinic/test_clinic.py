@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,9 @@ from utils.clinic import (
     replay,
     smallest_capacity,
 )
+from utils.lessons.lesson_10 import full_loader
 from utils.lessons.lesson_10.death import death_of, more_on_the_card
+from utils.lessons.lesson_10.host import batch_bytes, run_loader
 from utils.lessons.lesson_10.listing import loops
 from utils.lessons.lesson_10.messages import PUBLISHED
 from utils.lessons.lesson_10.one_segment import expandable_bytes
@@ -279,3 +282,32 @@ def test_an_unknown_patient_and_an_edit_that_does_not_fit() -> None:
         patient.edited({"losses": ""})
     with pytest.raises(ValueError, match="as it came in"):
         patient.treated(train=lambda *both: [0.0]).edited({"model.eval()": ""})
+
+
+# The host ---------------------------------------------------------------------------------------
+
+
+def test_waiting_batches_fill_the_host_and_stay() -> None:
+    found = run_loader(workers=2, prefetch=3)
+    assert found.waiting_bytes == 2 * 3 * batch_bytes("float32"), "the formula"
+    if not found.is_measured:
+        pytest.skip("this system has no /proc to tell what waits")
+    assert all(
+        0.8 * found.waiting_bytes <= size <= 1.4 * found.waiting_bytes
+        for size in found.shared_bytes
+    ), f"what waits is the same at each moment: {found}"
+
+
+def test_the_host_is_over_its_budget_before_and_under_it_after() -> None:
+    assert (
+        4 * 8 * batch_bytes("float32") > full_loader.BUDGET_BYTES > 4 * 2 * batch_bytes("float32")
+    )
+    images = [full_loader.Images(dtype)[300] for dtype in (torch.float32, torch.uint8)]
+    assert torch.equal(images[0], images[1].float()), "bytes hold the same images"
+
+
+def test_a_loader_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = SimpleNamespace(returncode=1, stderr="Traceback\nOSError: no room", stdout="")
+    monkeypatch.setattr("subprocess.run", lambda *args, **settings: done)
+    with pytest.raises(RuntimeError, match="OSError: no room"):
+        run_loader()

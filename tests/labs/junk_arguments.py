@@ -141,6 +141,8 @@ def good() -> dict[str, Any]:
         "accumulated_backward.count": lambda b: len(b), "draw_losses.curves": {"a": [1.0, 2.0]}, "draw_cluster.history": [],
         "quantize_weights.method": "rtn", "quantize_weights.tokens": torch.zeros(2, 4, dtype=torch.long), "step_cost.attention_flops": 0.0,
         "reconcile.prediction": {"parameters": 100.0}, "predicted.bytes_by_category": {"parameters": 1.0}, "numbered.source": "a\nb",
+        "run_loader.workers": 1,
+        "run_loader.prefetch": 1,
         "run_ranks.world_size": 1, "run_hosts.ranks_per_host": 1, "run_torchrun.world_size": 1, "kubectl_says.path": "nothing.yaml",
         "check_kubernetes.text": "a: 1", "read_yaml.text": "a: 1", "check_train_job.text": "a: 1", "review.tokens": 1e9, "review.days": 30.0,
         "review.usd": 1e6, "goodput.cluster": cluster, "cost.tokens": 1e9, "download.url": "http://127.0.0.1:9/nothing", "download.md5": "0" * 32,

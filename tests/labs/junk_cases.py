@@ -55,7 +55,7 @@ HANDED_ON = {
     "kwargs": "nn/modules",
 }
 # Their time is that of importing torch, and ends by their own limit.
-STARTS_A_SCRIPT = ("run_ranks", "run_small")
+STARTS_A_SCRIPT = ("run_loader", "run_ranks", "run_small")
 
 
 @dataclasses.dataclass
