@@ -29,7 +29,6 @@ from utils.clinic import (
 from utils.lessons.lesson_10 import full_loader
 from utils.lessons.lesson_10.death import death_of, more_on_the_card
 from utils.lessons.lesson_10.host import batch_bytes, run_loader
-from utils.lessons.lesson_10.kernel import run_cells
 from utils.lessons.lesson_10.listing import loops
 from utils.lessons.lesson_10.messages import PUBLISHED
 from utils.lessons.lesson_10.one_segment import expandable_bytes
@@ -203,8 +202,8 @@ def test_the_recorded_card_has_more_alive_than_the_run(before: dict[str, Examina
 
 def test_a_loop_is_shown_without_what_all_have() -> None:
     shown = loops(seven().values()).data
-    for name, patient in seven().items():
-        assert f'# {name}: "{patient.complaint}"' in shown
+    for number, (name, patient) in enumerate(seven().items(), 1):
+        assert f'# patient {number}: "{patient.complaint}"' in shown and name not in shown
     assert "AdamW(model.parameters(), lr=1e-3, foreach=True)" in shown, "its optimizer"
     assert "logits.logsumexp" in shown and "seen.append" in shown, "the lines of the faults"
     assert "zero_grad" not in shown and "generator = " not in shown and "def " not in shown
@@ -214,12 +213,6 @@ def test_a_published_message_says_where_it_can_be_read() -> None:
     assert PUBLISHED[1].url == "https://github.com/kerrj/lerf/issues/73"
     assert PUBLISHED[-1].url == PUBLISHED[-2].url == "https://github.com/murong-xu/CADS/issues/4"
     assert "told there" in str(PUBLISHED[0]) and "told there" not in str(PUBLISHED[1])
-
-
-def test_cells_run_in_a_kernel_of_their_own_and_go_on_after_an_error() -> None:
-    assert run_cells(["there = 6", "1 / 0", "print(7 * there)"]) == ["", "", "42"]
-    with pytest.raises(ValueError, match="a cell or more"):
-        run_cells([])
 
 
 def test_the_smallest_capacity_serves_and_one_segment_less_does_not(

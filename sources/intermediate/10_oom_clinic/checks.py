@@ -22,7 +22,7 @@ from utils.labs.kinds import NotYet, function, keys, one_of, whole
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.units import Category, format_bytes
 
-from .seven import NAMES
+from .seven import NUMBERED
 from .watched import Watched, end_of, furthest
 
 CATEGORIES = (*map(str, Category), RESERVED)
@@ -30,8 +30,8 @@ SGD_RATE = 0.1
 
 letters = Question(
     "Lesson 10: which of the four causes each of the seven patients has.",
-    keys(dict.fromkeys(NAMES, one_of("a", "b", "c", "d"))),
-    right=dict(zip(NAMES, "cdaddcd", strict=True)),
+    keys(dict.fromkeys(NUMBERED, one_of("a", "b", "c", "d"))),
+    right=dict(zip(NUMBERED, "cdaddcd", strict=True)),
     expected="each one's letter",
     nudge="Which two grow, though their scripts need nothing of earlier steps? Which one's own error says a?",
     note="two leaks, one card in pieces, and four moments that are too large",

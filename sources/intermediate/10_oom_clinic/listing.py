@@ -36,14 +36,15 @@ def script(patient: Patient, start: str, end: str) -> Code:
 
 def loops(patients: Iterable[Patient]) -> Code:
     """Each patient's complaint, its optimizer, and its loop without the lines that all of them have."""
-    return Code("\n\n".join(map(_loop, patients)), language="python")
+    numbered = enumerate(patients, 1)  # a patient's name would tell its cause
+    return Code("\n\n".join(_loop(*each) for each in numbered), language="python")
 
 
-def _loop(patient: Patient) -> str:
+def _loop(number: int, patient: Patient) -> str:
     optimizer = inspect.getsource(patient.build).rpartition("return model, ")[2].strip()
     body = inspect.getsource(patient.train).split('"""')[2].strip("\n").splitlines()
     lines = [line for line in body if not line.strip().startswith(_LEFT_OUT)]
-    head = f'# {patient.name}: "{patient.complaint}"\n    # optimizer = {optimizer}'
+    head = f'# patient {number}: "{patient.complaint}"\n    # optimizer = {optimizer}'
     return "\n".join([head, *lines])
 
 

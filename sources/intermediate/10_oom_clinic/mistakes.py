@@ -11,12 +11,12 @@ from utils.labs.mistakes import KnownAnswers
 known = KnownAnswers()
 known.mistakes(
     "letters",
-    grows_on_purpose=({"fragmentation": "c"}, "own error says a"),
-    a_leak_in_eval=({"validation": "c"}, "Which two grow"),
-    all_d=(dict.fromkeys(("kept_graph", "fragmentation", "forgotten_reference"), "d"), "two grow"),
-    no_letter=({"long_batch": "e"}, 'long_batch: "a", "b", "c" or "d" is wanted'),
+    grows_on_purpose=({"patient 3": "c"}, "own error says a"),
+    a_leak_in_eval=({"patient 5": "c"}, "Which two grow"),
+    all_d=(dict.fromkeys(("patient 1", "patient 3", "patient 6"), "d"), "two grow"),
+    no_letter=({"patient 7": "e"}, 'patient 7: "a", "b", "c" or "d" is wanted'),
 )
-known.rights("letters", capitals={"fragmentation": " A", "kept_graph": "C"})
+known.rights("letters", capitals={"patient 3": " A", "patient 1": "C"})
 known.mistakes("which_sum", a_number=(2, "total_loss"))
 known.rights("which_sum", capitals=" Total_Size")
 

@@ -12,6 +12,9 @@ from .long_batch import LENGTHS
 SIX = PATIENTS[:-1]  # the last one is the lab's
 SCRIPTS = (*SIX, long_batch)
 NAMES = (*SIX, "long_batch")
+NUMBERED = {
+    f"patient {number}": name for number, name in enumerate(NAMES, 1)
+}  # before it has a name
 
 
 def seven() -> dict[str, Patient]:
@@ -19,6 +22,6 @@ def seven() -> dict[str, Patient]:
     return {patient.name: patient for patient in map(admit, SCRIPTS)}
 
 
-__all__ = ["LENGTHS", "NAMES", "seven"]
+__all__ = ["LENGTHS", "NAMES", "NUMBERED", "seven"]
 
 check_public(globals())

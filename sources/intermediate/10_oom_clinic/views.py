@@ -188,10 +188,10 @@ def draw_four_ways(
         alive_in(tooth, moment)
         stairs.set_ylabel("alive (MiB)")
         titles = (
-            "a. In pieces: none is large enough\n(fragmentation, simulated)",
-            f"b. Not PyTorch's: hatched\n({card.source}, published)",
-            f"c. Kept from step to step\n({kept.patient.name}, measured)",
-            f"d. One moment is too large\n({moment.patient.name}, measured)",
+            "a. In pieces: none is large enough\n(a patient, simulated)",
+            f"b. Not PyTorch's: the hatched bars\n({card.source}, published)",
+            "c. Kept from step to step\n(a patient, measured)",
+            "d. One moment is too large\n(a patient, measured)",
         )
         for axes, title in zip(figure.axes, titles, strict=True):
             axes.set_title(title, fontsize=11)
