@@ -213,7 +213,7 @@ changes = [{"change": row.change, "verdict": row.verdict, "because": row.reason}
 display(pd.DataFrame(changes).style.hide().set_caption("The winner for 130B with one choice changed (predicted)"))
 
 # %% [markdown]
-# **Read it.** The *error* is 5%. Only seconds that compute does not hide count.
+# **Read it.** The *error* is 5%. Of collectives only the seconds that compute does not hide count.
 #
 # With TP 8 one replica runs all 1,536 micro-batches. The winner's two run half each, and a ring of 4 sends 3/4 of a tensor, one of 8
 # sends 7/8: 2,609 GB a GPU and step over NVLink, not 6,088.
@@ -290,10 +290,10 @@ for name, plan, share, reached in (("ZeRO-3, HFU", zero_3, zero_3.hfu, mpt), ("t
 #
 # ## 5. Days, dollars, failures
 #
-# The *prediction* below has few failures (assumed: 3.5 in 1,000 node-days, under any that follow), the *slow end* takes 1.15 times as long and has many (25).
-# [Llama 3](https://arxiv.org/abs/2407.21783) had 3.8, [Meta's RSC-1](https://arxiv.org/abs/2410.21680) 6.5 to 24. The *middle* takes
-# Megatron-LM's 1.07 times as long. A *spare* is a node that you pay for while it waits. Assumed, too: a repair takes 24 h, a save 10 s,
-# a restart 5 min. *Goodput* is the share of time that is work.
+# The *prediction* below has few failures (assumed: 3.5 in 1,000 node-days, under any that follow), the *slow end* takes 1.15 times as
+# long and has many (25). [Llama 3](https://arxiv.org/abs/2407.21783) had 3.8, [Meta's RSC-1](https://arxiv.org/abs/2410.21680) 6.5 to
+# 24. The *middle* takes Megatron-LM's 1.07 times as long. A *spare* is a node that you pay for while it waits. Assumed, too: a repair
+# takes 24 h, a save 10 s, a restart 5 min. *Goodput* is the share of time that is work.
 
 # %%
 for spares in (0, 1, 2):
@@ -347,7 +347,8 @@ studio([asked, larger], prices={"A100-80GB": usd}, start={"model": "130B"})
 # ### What the money buys
 #
 # The reviewer's *tokens* names a smaller model of the same loss, by [Besiroglu's](https://arxiv.org/abs/2404.10102) fit of
-# [Chinchilla's](https://arxiv.org/abs/2203.15556) runs, up to about 16B. So four ways out; not B200, whose speed no run here tests:
+# [Chinchilla's](https://arxiv.org/abs/2203.15556) runs, up to about 16B; 39B is near it. Not B200: no run here
+# tests its speed.
 
 # %%
 smaller, stated = gpt("39B", 48, 8192), price("H100", "AWS capacity block")
