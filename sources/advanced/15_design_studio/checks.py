@@ -75,6 +75,24 @@ gb_per_gpu = Question(
 )
 
 
+_HIGHEST_USD = 1e6 / (6 * 131e9 * 300e9 / (312e12 * 0.53) / 3600)
+highest_usd = Question(
+    "Lesson 15: the price at which 64 A100 at 53% MFU spend $1,000,000 on 130B and 300B tokens.",
+    number("a number of dollars"),
+    right=_HIGHEST_USD,
+    relative=0.02,
+    wrong={
+        _HIGHEST_USD / 0.53: "That is the data sheet's whole speed. The run uses 53% of it.",
+        64 * _HIGHEST_USD: "That is the price of all 64 for an hour.",
+        _HIGHEST_USD * 24: "That is the price of a day.",
+        3 * _HIGHEST_USD: "Forward takes 2 FLOP a parameter and token, backward 4: 6 in all.",
+    },
+    nudge="6 N D over (FLOP/s x MFU x 3600) are GPU hours. Dollars over hours are the price.",
+    note=f"$1,000,000 over 396,000 GPU hours = ${_HIGHEST_USD:.2f}: less than the $2.79 asked",
+    expected="dollars a GPU hour",
+)
+
+
 @takes(instance(Plan, "a Plan(...)"))
 def plan_small_cards(answer: Plan) -> Verdict:
     """Exercise 1: a plan that fits with headroom, within 10% of the fastest that does."""

@@ -27,6 +27,17 @@ known.mistakes(
     not_finite=(math.nan, "no finite number"),
 )
 known.rights("gb_per_gpu", rounded=36.6, of_numpy=np.float32(36.6))
+known.mistakes(
+    "highest_usd",
+    at_the_whole_data_sheet=(4.76, "uses 53% of it"),
+    of_all_gpus=(161.6, "all 64"),
+    of_a_day=(60.6, "a day"),
+    forward_alone=(7.57, "backward 4"),
+    as_lambda_asks=(2.79, "are GPU hours"),
+    with_its_unit=("$2.52", "a number of dollars"),
+    not_finite=(math.nan, "no finite number"),
+)
+known.rights("highest_usd", rounded=2.52, of_numpy=np.float32(2.525))
 TO_HOST: dict[str, Any] = {"sequence_parallel": True, "offload": "optimizer"}
 known.mistakes(
     "plan_small_cards",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from statistics import mean
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -39,16 +39,13 @@ UNSTATED_MICRO_BATCHES, UNSTATED_CHUNKS = (1, 2, 4), (1, 2, 4)
 # On that day BLOOM's nodes were tuned ("all TFLOPs have changed for the better (1-5%)"): the source
 # says not to compare runs across it.
 TUNED = "02-25"
-NOISE = 0.03  # one layout noted twice lies up to 2.8% apart (lines 801, 802); what lies closer has no order
 
 __all__ = [
     "Move",
-    "Pair",
     "Relative",
     "draw_relatives",
     "halved_slices",
     "megatron_ratios",
-    "ranked_pairs",
     "relatives",
 ]
 
@@ -80,26 +77,6 @@ class Relative(NamedTuple):
         """Runs within the interval."""
         low, high = self.interval
         return sum(low <= ratio <= high for ratio in self.ratios)
-
-
-class Pair(NamedTuple):
-    """Two layouts of one model on the same GPUs, both run and both predicted.
-
-    Attributes:
-        layouts: (tp, pp, micro-batch) of both.
-        published, predicted: Seconds of the second over those of the first.
-        fitted: A constant of the planner was set on one of them.
-    """
-
-    layouts: tuple[tuple[str, str, str], tuple[str, str, str]]
-    published: float
-    predicted: float
-    fitted: bool
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the planner names the faster one."""
-        return (self.published < 1) == (self.predicted < 1)
 
 
 class Move(NamedTuple):
@@ -149,43 +126,32 @@ def megatron_ratios(rows: Sequence[Relative]) -> list[float]:
 
 
 def halved_slices() -> list[Move]:
-    """BLOOM's pairs with TP 8 to 4, DP doubled, and stages, micro-batch and heads kept."""
+    """BLOOM's pairs with TP 8 to 4, DP doubled, and stages, micro-batch and heads kept.
+
+    A layout that is noted more than once counts once, with the mean of its seconds.
+    """
     rows = table("bloom_prequel")
     seen = {row["line"] for place, row in enumerate(rows) if place % 2 == 0}
     kept = ("nhidden", "nlayers", "nheads", "gbs", "grad_mode", "n_gpus", "pp", "mbs")
-    runs = [
-        row
-        for row in [*rows, *table("bloom_prequel_held_back")]
-        if row["sec_per_it"] and row["note"][:5] >= TUNED
-    ]
+    runs: dict[str, dict[tuple[str, ...], list[dict[str, str]]]] = {"8": {}, "4": {}}
+    for row in [*rows, *table("bloom_prequel_held_back")]:
+        if row["sec_per_it"] and row["note"][:5] >= TUNED and row["tp"] in runs:
+            runs[row["tp"]].setdefault(tuple(row[name] for name in kept), []).append(row)
     moves = []
-    for old in (row for row in runs if row["tp"] == "8"):
-        for new in (row for row in runs if row["tp"] == "4"):
-            if all(old[name] == new[name] for name in kept):
-                name = f"{old['nlayers']} layers, PP {old['pp']}, micro-batch {old['mbs']}"
-                told = float(new["sec_per_it"]) / float(old["sec_per_it"]) - 1
-                said = bloom.seconds(new) / bloom.seconds(old) - 1
-                moves.append(Move(name, told, said, bool(seen & {old["line"], new["line"]})))
+    for layout in runs["8"].keys() & runs["4"].keys():
+        old, new = runs["8"][layout], runs["4"][layout]
+        told, said = (
+            _mean_seconds(new) / _mean_seconds(old),
+            bloom.seconds(new[0]) / bloom.seconds(old[0]),
+        )
+        name = "{nlayers} layers, PP {pp}, micro-batch {mbs}".format(**old[0])
+        fitted = any(row["line"] in seen for row in (*old, *new))
+        moves.append(Move(name, told - 1, said - 1, fitted))
     return sorted(moves, key=lambda move: move.published)
 
 
-def ranked_pairs() -> list[Pair]:
-    """BLOOM's layouts of one model after its nodes were tuned, two by two, where they differ."""
-    runs: dict[tuple[str, ...], tuple[dict[str, str], bool]] = {}
-    shape = ("nhidden", "nlayers", "nheads", "gbs", "grad_mode", "n_gpus")
-    for place, row in enumerate(table("bloom_prequel")):
-        if row["sec_per_it"] and row["note"][:5] >= TUNED:
-            key = tuple(row[name] for name in (*shape, "tp", "pp", "mbs"))
-            runs.setdefault(key, (row, place % 2 == 0))  # the first note of a layout; see bloom
-    pairs = []
-    for (one, (a, seen)), (other, (b, known)) in combinations(runs.items(), 2):
-        published = float(b["sec_per_it"]) / float(a["sec_per_it"])
-        if one[: len(shape)] == other[: len(shape)] and abs(published - 1) >= NOISE:
-            layouts = (one[-3], one[-2], one[-1]), (other[-3], other[-2], other[-1])
-            pairs.append(
-                Pair(layouts, published, bloom.seconds(b) / bloom.seconds(a), seen or known)
-            )
-    return pairs
+def _mean_seconds(notes: Sequence[dict[str, str]]) -> float:
+    return mean(float(row["sec_per_it"]) for row in notes)
 
 
 def _unfitted(rows: Sequence[Comparison]) -> list[Comparison]:
