@@ -17,7 +17,7 @@
 # A job goes on by three parts: a save, something that notices trouble, and something that starts the job again. In this run its
 # losses agree to a millionth with those of a run without trouble. Without the optimizer's states they do not.
 #
-# You run one script on a real Slurm, whose three nodes share your machine. You kill one of its nodes, and send it the signal that
+# You run one script on a real Slurm, whose three nodes share your machine. You kill a node, and send the job the signal that
 # comes before a time limit. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what a run costs.
 #
 # | minutes | hardware | runs |
@@ -307,7 +307,7 @@ for name, meanings in ANSWERS.items():
 # <details><summary>What changes on TPUs</summary>
 #
 # You rent a *slice* of a **pod**: all chips that share one network, 8,960 of a
-# [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p). A mesh should match its slice's shape.
+# [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p).
 # [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu) makes `"tpu"` a device of PyTorch. The older
 # [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad.
 #
