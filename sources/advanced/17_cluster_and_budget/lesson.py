@@ -200,7 +200,7 @@ if slurm:
 # Under `1`, `srun` takes the first 75 for a failure, and ends the second task by a signal. The script sees 128 + the signal's number, and
 # counts a failure. The flags of `job.slurm` give the second task 60 s, and the script sees 75.
 #
-# ## 4. The losses are the same
+# ## 4. The losses agree to a millionth
 #
 # The reference is the same folder under `torchrun`, without any trouble. Three runs are compared with it:
 #
