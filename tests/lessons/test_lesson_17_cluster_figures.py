@@ -115,6 +115,6 @@ def test_the_stored_runs_lost_a_node_were_warned_and_lost_no_step():
     assert job["log"].count("exit code 75") == 2, "both ranks saved before they ended"
     once, gently = job["uneven_ends"].split("\n\n")
     assert "srun ended with 143" in once and "srun ended with 75" in gently
-    assert "5  start 3: the credential of start 2" in texts(
+    assert "5  start 3: cred_expire (5 s) has passed since the requeue" in texts(
         draw_troubles(job, evidence=Evidence.RECORDED, device="a machine")
     )

@@ -87,9 +87,9 @@ def draw_troubles(seen: Mapping[str, Any], *, evidence: Evidence, device: str) -
     marks = {
         "n2 is killed": seen["killed"],
         "Slurm declares n2 down and requeues the job": first.end_seconds,
-        "start 2: the credential of start 1 has expired": second.start_seconds,
+        "start 2: cred_expire (5 s) has passed since the requeue": second.start_seconds,
         "USR1 comes: the job saves, ends with 75, and its script requeues it": seen["signalled"],
-        "start 3: the credential of start 2 has expired": third.start_seconds,
+        "start 3: cred_expire (5 s) has passed since the requeue": third.start_seconds,
     }
     title = "Two restarts that nobody typed: after a dead node, and after a signal"
     return draw_cluster(history, ["n1", "n2", "n3"], title=title, killed={"n2": seen["killed"]},

@@ -11,14 +11,14 @@
 #
 # {{badges}}
 #
-# **The question.** A node dies under your job, and later its time limit comes. What makes the job go on with nobody at the keyboard,
-# and do its losses stay the same?
+# **The question.** A node dies under your job, and later its time limit comes. What makes the job go on, and are its losses those of
+# a run without trouble?
 #
-# A job goes on by three parts: a save, something that notices trouble, and something that starts the job again. Its losses
-# stay the same, here to a millionth, if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
+# A job goes on by three parts: a save, something that notices trouble, and something that starts the job again. In this run its
+# losses agree to a millionth with those of a run without trouble. Without the optimizer's states they do not.
 #
-# You run one script on a real Slurm, whose three nodes share your machine, and make both troubles. You compare its losses with
-# torchrun's, and with a recorded run under Ray. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what it costs.
+# You run one script on a real Slurm, whose three nodes share your machine. You kill a node, and send the job the signal that
+# comes before a time limit. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what a run costs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -57,8 +57,8 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 # %% [markdown]
 # ## 1. One script, whoever starts it
 #
-# A **launcher** starts a job's ranks. It tells each its number and where all meet, in five environment variables: `RANK`,
-# `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
+# A **launcher** starts a job's ranks. The ranks find each other by five environment variables, each rank's number and where all meet:
+# `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 #
 # `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
 # one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
@@ -124,24 +124,23 @@ print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scanc
 
 # %% [markdown]
 # **Read it.** From 1 to 2 no step runs: the rank on `n1` has lost its peer, and Slurm lets a node be silent for `SlurmdTimeout`, 2 s here.
-# Then `n1` is empty until an old *credential* is void (`cred_expire`, 5 s here). That is the controller's signed permission to run on
-# these nodes. The wait after the signal ends in the same way.
+# Then `n1` is empty, because a requeued job must wait for `cred_expire`, 5 s here. It waits again after the signal.
 #
-# **By Slurm's defaults 1 to 3 takes minutes, and then comes the queue.** `SlurmdTimeout` is 300 s
-# ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)), and two rounds of calls, 100 s apart, may come on top. `cred_expire` is 120 s.
+# **By Slurm's defaults 1 to 3 takes minutes, and then comes the queue.** `SlurmdTimeout` is 300 s, and `cred_expire` 120 s
+# ([slurm.conf](https://slurm.schedmd.com/slurm.conf.html)).
 #
-# Who put the job back into the queue? Slurm's log and accounting tell:
+# Who put the job back into the queue? First Slurm's log and accounting:
 
 # %%
 print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
-# The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) no node had failed: `job.slurm`
-# called `scontrol requeue`, because `srun` had ended with 75.
+# The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) the log names no failure. The
+# job's own output, below, has the reason: `srun` reports exit code 75, for which `job.slurm` calls `scontrol requeue`.
 #
-# A third trouble is a rank that fails on a healthy node. `srun` gives up 60 s after the first rank has ended
-# (`--wait=60`), and the `elif` requeues, at most three times after the same save. If a dead node's connections close, this may come before
-# Slurm's 300 s are over.
+# A third trouble, not run here, is a rank that fails on a healthy node. `srun` gives up 60 s after the first rank has ended
+# (`--wait=60`), and the `elif` requeues, at most three times after the same save. If a dead node's connections close, this may come
+# before Slurm's 300 s are over.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
@@ -175,7 +174,7 @@ show(draw_signal(), alt="Slurm signals the first process of srun's tasks: a rank
 # %% [markdown]
 # By default Slurm signals only the first process of a task ([cgroup.conf](https://slurm.schedmd.com/cgroup.conf.html)). In `job.slurm` that
 # is python, because `exec` puts it in the shell's place. Under `srun torchrun` it is torchrun, and the rank ends without a save ("On
-# Monday" mends it). This notebook's Slurm signals all processes of a task.
+# Monday" mends it). The right side is not run here: this notebook's Slurm signals all processes of a task.
 #
 # Ranks may hear the signal in different steps. If each saved at once, some would wait in a save and others in a step. So the handler only
 # notes the signal, in `_asked`. After each step the ranks ask each other whether anyone has heard it, and all save after the same step:
@@ -189,7 +188,7 @@ print(inspect.getsource(Saves.kept))
 #
 # ### Break it: ranks that do not end together
 #
-# The ranks have saved after the same step, but the second takes longer to end. What does `srun` do with it under
+# Two `sleep`s stand for two ranks that have saved; the second ends 10 s after the first. What does `srun` do with it under
 # `--kill-on-bad-exit=1`, and what under the flags of `job.slurm`?
 
 # %%
@@ -198,16 +197,16 @@ if slurm:
     slurm.stop()
 
 # %% [markdown]
-# Under `1`, `srun` takes the first 75 for a failure, and ends the second task by SIGTERM or SIGKILL. The script sees 143 or 137 (128 + the
-# signal), and counts a failure. The flags of `job.slurm` give the second task 60 s, and the script sees 75.
+# Under `1`, `srun` takes the first 75 for a failure, and ends the second task by a signal. The script sees 128 + the signal's number, and
+# counts a failure. The flags of `job.slurm` give the second task 60 s, and the script sees 75.
 #
-# ## 4. The losses are the same
+# ## 4. The losses agree to a millionth
 #
 # The reference is the same folder under `torchrun`, without any trouble. Three runs are compared with it:
 #
 # - the job of section 2;
 # - a recorded run under **Ray Train**, which starts all workers anew when one dies: one was killed after the save of step 4;
-# - a planted fault: after four steps it goes on from its save without Adam's moments. The next cell writes it.
+# - a planted fault: after four steps it goes on from its save without Adam's moments and step count. The next cell writes it.
 
 # %%
 _ = (folder / "forgets.py").write_text('''import train
@@ -250,15 +249,14 @@ print(f"{'torchrun':<21} step 29 {alone[29]:.7f}, the reference (measured)")
 for name, (found, kind) in rows.items():
     print(f"{name:<21} step 29 {found[29]:.7f}, relative gap at most {largest_gap(found):.0e} ({kind})")
     assert largest_gap(found) < 1e-6, f"{name} computes something else"
-print(f"{'moments lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
+print(f"{'Adam states lost':<21} step 29 {faulty[29]:.7f}, relative gap at most {largest_gap(faulty):.0e} (measured)")
 
 # %% [markdown]
-# **Read it.** Under Slurm and Ray the losses agree with the reference to a millionth. Lost moments show: their gap is far larger. The loss
-# has no trend, because the tokens are random.
+# **Read it.** Under Slurm and Ray the losses agree to a millionth with those of the run without trouble. Without the optimizer's states
+# they do not.
 #
-# Three things make the losses equal. A save holds the weights and the optimizer's states, a batch depends on its step alone, and the
-# number of ranks stays. With dropout, save the random generators' states. With a `DataLoader`, save its place with torchdata's
-# `StatefulDataLoader`.
+# These runs also share what no fault tests here: a batch depends on its step alone, and the number of ranks stays. With dropout, save
+# the random generators' states, too. With a `DataLoader`, save its place with torchdata's `StatefulDataLoader`.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
 # the job's number into the folder's name: a requeue keeps it, and a new <code>sbatch</code> begins from nothing.</div>
@@ -290,20 +288,17 @@ for name, meanings in ANSWERS.items():
         print(f"  {line.strip():<46} {meaning}")
 
 # %% [markdown]
-# They differ in how soon they notice, and in whether they warn (published defaults):
+# They differ in how soon they notice a dead node (published defaults of recent versions):
 #
-# | launcher | notices a dead node | warns before it takes a node away |
-# |---|---|---|
-# | Slurm | within 500 s | at the time limit, by `--signal`; before a preemption, by SIGTERM, where `GraceTime` is set |
-# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | after 50 s; the new pod comes when the node is deleted, by the cloud or by you | when a node is drained: SIGTERM, 30 s before the kill |
-# | [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) | asks every 3 s, five failures are a death | no |
-# | [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) | asks every 15 s | no |
+# | launcher | notices a dead node |
+# |---|---|
+# | Slurm | after `SlurmdTimeout`, 300 s, or somewhat later |
+# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | after 50 s; by the file's `podFailurePolicy` the new pod waits until the old one has failed, as when its node is deleted |
+# | [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) | asks every 3 s, five failures are a death |
+# | [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) | asks every 15 s |
 #
-# `train.py` saves at SIGTERM, too. If a save may take longer than 30 s, raise both the pod's `terminationGracePeriodSeconds` and torchrun's
-# own 30 s (`--shutdown-timeout`, in newer versions).
-#
-# **Which to choose.** torchrun alone for a few machines that you watch; Slurm where a cluster is shared; Kubernetes where your
-# company runs on it; Ray Train for a program that also prepares data and tunes; SkyPilot when prices decide.
+# When Kubernetes drains a node, it sends SIGTERM 30 s before the kill, and `train.py` saves at SIGTERM, too. If a save may take longer,
+# raise both the pod's `terminationGracePeriodSeconds` and torchrun's own 30 s (`--shutdown-timeout`, in newer versions).
 #
 # **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
 # log's age: a peer that hangs closes no connection, nor does a node that loses power. NCCL's watchdog ends the collective only after 10
@@ -312,7 +307,7 @@ for name, meanings in ANSWERS.items():
 # <details><summary>What changes on TPUs</summary>
 #
 # You rent a *slice* of a **pod**: all chips that share one network, 8,960 of a
-# [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p). A mesh should match its slice's shape.
+# [TPU v5p](https://docs.cloud.google.com/tpu/docs/v5p).
 # [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu) makes `"tpu"` a device of PyTorch. The older
 # [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html) compiles whole graphs, again for each new shape: pad.
 #
@@ -326,10 +321,10 @@ for name, meanings in ANSWERS.items():
 # | trouble | the save | who notices | who starts it again |
 # |---|---|---|---|
 # | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue`; `job.slurm`, if `srun` ends first |
-# | a rank fails | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
-# | the time limit comes | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
+# | a rank fails (not run here) | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
+# | the time limit comes (here its signal) | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
 #
-# Its losses stay the same, here to a millionth, if a save holds all states, a batch depends on its step alone, and the number of ranks stays.
+# In this run its losses agree to a millionth with those of a run without trouble. Without the optimizer's states they do not.
 #
 # **Test yourself.** Under `srun torchrun` your job ends at the signal, without a save. Who heard the signal?
 #
@@ -347,7 +342,7 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## On Monday
 #
-# Below your own `#SBATCH` lines, these bring a job back after all three troubles:
+# Below your own `#SBATCH` lines, these do what `job.slurm` does:
 #
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120

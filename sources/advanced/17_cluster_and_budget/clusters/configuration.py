@@ -10,7 +10,7 @@ MEMORY_MB = 4000
 HEAD = "10.78.0.1"  # seen inside the namespaces alone; node i is 10.78.0.1i
 
 # https://slurm.schedmd.com/slurm.conf.html. A lost node is noticed after SlurmdTimeout (300 s on a
-# real cluster), and a requeued job may start when its old credential is void: cred_expire, 120 s.
+# real cluster), and a requeued job waits for cred_expire, 120 s, before it starts again.
 SLURM_CONF = """\
 ClusterName=course
 SlurmctldHost=head({head})
