@@ -11,8 +11,8 @@
 #
 # {{badges}}
 #
-# **Promise.** You round a small trained model to 4, 3 and 2 bits, to nearest and by a GPTQ that you write yourself, and see what that
-# costs. Then you decide what to narrow when you serve Llama-2: weights, the cache, or both.
+# **Promise.** You round a small trained model to 4, 3 and 2 bits, to nearest and by GPTQ, both written out here, and see what that costs.
+# Then you decide what to narrow when you serve Llama-2: weights, the cache, or both.
 #
 # **The verdict**, predicted: narrowing both, to 4-bit weights and an 8-bit cache, leaves the fewest bytes to keep, and to read for a token. If
 # you narrow one, 4-bit weights save more up to 36,574 cached tokens in Llama-2-7B, an 8-bit cache above; in the 70B up to 618,528.
@@ -59,8 +59,8 @@ from evidence.validation.tables import source, table
 # ## 1. Round to nearest
 #
 # A **group** of 32 neighbours in a row shares a **scale**, the step of its grid, kept in 16 bits, and a **zero point**, the code that
-# stands for 0. With $b$ bits the grid has $2^b$ places, and each weight takes the nearest: follow the lines below. The layer is the *gate*, the
-# first matrix of the second block's feed-forward (new words: [glossary](../00_glossary.ipynb)).
+# stands for 0. With $b$ bits the grid has $2^b$ places, and each weight takes the nearest. The layer is the *gate*, the first matrix of the
+# second block's feed-forward (new words: [glossary](../00_glossary.ipynb)).
 
 # %%
 PATH, GROUP = "blocks.1.feedforward.gate", 32
@@ -143,9 +143,8 @@ def error_of(stored, on=inputs):
 #
 # Round the first column: the output is off. Move the columns that are still free so that it is as right as it can be, round the second,
 # and so on ([Frantar and others 2022](https://arxiv.org/abs/2210.17323)). The error is quadratic in the weights, so the best move is known:
-# $-e\,U_{q,\text{later}}/U_{qq}$. Here $e$ is what rounding
-# took from column $q$, and $U$ the upper triangle with $U^T U = H^{-1}$. A little more on $H$'s diagonal, *damping*, makes sure that the
-# inverse exists.
+# $-e\,U_{q,\text{later}}/U_{qq}$, where $e$ is what rounding took from column $q$, and $U$ the upper triangle with $U^T U = H^{-1}$.
+# *Damping*, a little more on $H$'s diagonal, makes sure that the inverse exists.
 #
 # Two inputs mostly move together. If the first weight loses 0.3, how far should the second go? The first lines answer.
 
@@ -187,11 +186,10 @@ check("08.independent_inputs", gain_percent)
 # ### AWQ: finer steps for the columns with large inputs
 #
 # The same error of a weight does ten times the harm where the input is ten times larger
-# ([Lin and others 2023](https://arxiv.org/abs/2306.00978)). A group's step
-# is set by its smallest and largest weight. Multiply a column *between* them by $s > 1$, and divide its input by $s$: the product is the same,
-# and while the step stays, that column's part of the error is on average divided by $s$. If $s$ is too large, that column sets the step, and the
-# others lose. So $s$ is the input's mean magnitude to the best of twenty powers. `awq` then tries nine narrower ranges for each group:
-# **clipping** the largest weights makes the group's steps smaller.
+# ([Lin and others 2023](https://arxiv.org/abs/2306.00978)). A group's step is set by its smallest and largest weight. Multiply a column *between*
+# them by $s > 1$, and divide its input by $s$: the product is the same, and while the step stays, that column's part of the error is on average
+# divided by $s$. Too large an $s$ widens the group's step. So $s$ is the input's mean magnitude to the best of twenty powers. `awq` then
+# tries nine narrower ranges for each group: **clipping** the largest weights makes its steps smaller.
 
 # %%
 def awq_scales_by_hand(weight, inputs, bits):
@@ -223,8 +221,8 @@ show(draw_error_by_bits(errors, device="the CPU", title="One layer, groups of 32
 # ## 3. The whole model
 #
 # The blocks are rounded one by one, each matrix with the inputs that the *rounded* blocks before it give; embedding, norms and head
-# stay. AWQ, int8 and NF4 (16 uneven places; [lesson 06](06_seven_billion.ipynb) trains on it) come from the course's modules, the others
-# are yours. The **layer error** is section 2's on unseen text, a mean over the 28 matrices.
+# stay. Nearest and GPTQ are yours; the rest comes from the course's modules, with NF4 (16 uneven places;
+# [lesson 06](06_seven_billion.ipynb) trains on it). The **layer error** is section 2's on unseen text, a mean over the 28 matrices.
 
 # %%
 @torch.no_grad()
@@ -265,8 +263,7 @@ frame.style.format("{:.2f}").set_caption("28 matrices (measured); groups of 32, 
 # %% [markdown]
 # **Read it.** The layer error is a **proxy** that can fail: NF4's is larger than GPTQ-3's, its perplexity grows by half as much.
 #
-# A large model's perplexity counts a *token*, so its growth stands beside ours over four bytes. Groups, text and size differ
-# too: read each panel for itself.
+# Llama-2's perplexity counts a *token*, so ours stands over four bytes beside it. Groups, text and size differ too: read each panel for itself.
 
 # %%
 matrices = sum(layer.weight.numel() for layer in layers.values())
@@ -314,8 +311,7 @@ for name in ("nearest-4", "AWQ-4", "GPTQ-4"):
 #
 # ### The codes, packed
 #
-# So far rounded weights lay in fp32. `quantize_weights`, the loop above with the course's GPTQ, keeps the *codes*, and a `PackedLinear` unpacks
-# them before each product.
+# `quantize_weights`, the loop above with the course's GPTQ, keeps the *codes*, and a `PackedLinear` unpacks them before each product.
 
 # %% jupyter={"source_hidden": true}
 rows = quantize_weights(copy.deepcopy(model), calibration, KEPT["GPTQ-4"])
@@ -328,10 +324,10 @@ print(f"perplexity {growth(sequence_losses(small, held_out))[0]:+.2f}% a byte, b
 # %% [markdown]
 # ## 4. Inputs in 8 bits too
 #
-# With *inputs* in 8 bits as well (**W8A8**: weights and activations) the products are of whole numbers, for which an A100's peak is
-# [twice that in bf16](https://www.nvidia.com/en-us/data-center/a100/). **Absmax** divides a row by its largest
-# magnitude, so an outlier sets the scale of its token's row. `LLM.int8()` keeps channels that reach 6 out of the product of whole
-# numbers ([Dettmers and others 2022](https://arxiv.org/abs/2208.07339)).
+# **W8A8** narrows weights and activations. With both in int8 the products are of whole numbers, for which an A100's peak is
+# [twice that in bf16](https://www.nvidia.com/en-us/data-center/a100/). **Absmax** divides a row by its largest magnitude, so an outlier sets the
+# scale of its token's row. `LLM.int8()` keeps channels that reach 6 out of that product
+# ([Dettmers and others 2022](https://arxiv.org/abs/2208.07339)).
 
 # %%
 def eight_bits(rows):
@@ -383,7 +379,6 @@ else:
 #
 # A served model holds **weights** and the **cache of keys and values**: each token leaves a key and a value in every layer, so that later
 # tokens need not compute them again. `Serving` adds up published shapes, with 4 bits in groups of 128 and the head in 16 bits.
-# Look at where a line starts, how steep it is, and which card it passes.
 
 # %%
 FOUR, CONTEXT = published.stored_bits(4), 4096
@@ -408,8 +403,8 @@ show(draw_context_memory(lines, cards, title="Eight sequences: bits of weights +
      alt="Memory over context for Llama-2 7B and 70B, a line for each of five choices of bits for weights and cache, beside three cards.")
 
 # %% [markdown]
-# **Read it.** Fewer bits for the weights lower a line's start, fewer for the cache its slope. From a star on the cache outweighs the weights.
-# In the 70B eight query heads share a key-value head (**grouped-query attention**). In grey: more tokens than Llama-2 was trained on.
+# **Read it.** From a star on the cache outweighs the weights. In the 70B eight query heads share a key-value head (**grouped-query attention**).
+# In grey: more tokens than Llama-2 was trained on.
 #
 # What does a cache of 8 bits cost? Our model's keys and values go through fp8, a float of 8 bits:
 
@@ -426,8 +421,9 @@ for what, few in {"cache in fp8": model, "GPTQ-4 and cache in fp8": made["GPTQ-4
     print(f"{what:<23} perplexity {change:+.2f}% a byte (standard error {spread:.2f})")
 
 # %% [markdown]
-# That is our model at 128 bytes of context; long contexts are not shown here. Now the speed. For one token of one request, a GPU reads every
-# weight once: **bandwidth over bytes bounds the rate**. Beside the bound, what
+# That is our model at 128 bytes of context; long contexts are not shown here.
+#
+# Now the speed. For one token of one request, a GPU reads every matrix once: **bandwidth over bytes bounds the rate**. Beside the bound, what
 # [gpt-fast](https://github.com/meta-pytorch/gpt-fast) published:
 
 # %%
@@ -445,7 +441,7 @@ print(f"4 bits (with a scale and a zero of 16 bits for each 32) read 1/{kept[0].
 # **Read it.** At 4 bits 1/3.2 of the bytes bring 1.9 times the rate, not 3.2.
 #
 # In a **batch** the weights are read once for all requests, each cache for its request alone. A step takes at least as long as its reading or
-# its arithmetic, whichever is longer. Look for the circles, where two formats change places:
+# its arithmetic, whichever is longer.
 
 # %%
 def arithmetic_rate(s, card, context):
@@ -481,10 +477,9 @@ show(draw_rates(curves, {label: arithmetic_rate(served("Llama-2-7B", "4 + 8"), "
      alt="The bound on tokens per second over the batch, at 256 and at 4,096 tokens of context, for five choices of bits; crossings circled.")
 
 # %% [markdown]
-# **Read it.** With one request the 7B's rates stand in the order of the weights' bits. Formats cross where a smaller cache saves what
-# smaller weights do: at so many **cached tokens**, of many short requests or few long ones. At 4,096 tokens the card is full far below the
-# arithmetic. A prompt is read all at once (**prefill**): above the printed numbers of tokens its arithmetic takes longer than reading the
-# weights. Fewer bits for the weights alone leave that arithmetic in 16 bits; W8A8 does not.
+# **Read it.** At the circles two formats change places: a smaller cache saves there what smaller weights do, with many short requests or few
+# long ones. At 4,096 tokens the card is full far below the arithmetic. A prompt is read all at once (**prefill**): above the printed
+# numbers of tokens its arithmetic takes longer than reading the weights. Fewer bits for the weights alone leave it in 16 bits; W8A8 does not.
 #
 # The verdict, for eight requests of 4,096 tokens. What is left free is for activations.
 
@@ -530,7 +525,7 @@ for name, text in {"Python sources": calibration, "a hex dump": hex_dump}.items(
           f"perplexity {sequence_losses(few, held_out).mean().exp():.2f}")
 
 # %% [markdown]
-# **Diagnose it.** Each report is on its own calibration text. On unseen Python the hex dump's layer error is the larger one. Calibrate, and
+# **Diagnose it.** Each report is on its own calibration text; on unseen Python the hex dump's error is the larger one. Calibrate, and
 # measure, on text like that which the model will read.
 #
 # ## Recap
