@@ -122,7 +122,7 @@ for bits in (4, 3, 2):
 # %% [markdown]
 # ## 2. Two methods that look at the inputs
 #
-# Rounding a layer changes its outputs $Wx$, for the $x$ that come. Only the sum $H = \sum x x^T$ (`moments`) matters:
+# Rounding a layer changes its outputs $Wx$. Only the sum $H = \sum x x^T$ (`moments`) matters:
 # for a rounded $Q$, $\sum |(W-Q)x|^2 = \operatorname{tr}\,(W-Q)\,H\,(W-Q)^T$. `inputs_of` adds it up while the model reads a
 # **calibration text**, drawn from its training text. *Unseen text* is from the six modules.
 
@@ -173,10 +173,9 @@ for name, stored in {"nearest": nearest(weight, 4), "GPTQ": gptq_by_hand(weight,
           f"output by {error_of(stored):.2%}, on unseen text {error_of(stored, unseen_inputs):.2%}")
 
 # %% [markdown]
-# **Read it.** GPTQ's weights are *farther* off, and the output's error is about half, on unseen text too: errors cancel.
+# **Read it.** GPTQ's weights are *farther* off, and the output's error is about half: errors cancel.
 #
-# **Question.** Suppose the layer's inputs have nothing to do with each other: $H$ is diagonal. By how many percent
-# does GPTQ lower the error of rounding to nearest?
+# **Question.** Suppose that $H$ is diagonal: no input tells of another. By how many percent does GPTQ lower the error of rounding to nearest?
 
 # %%
 gain_percent = ...
@@ -309,8 +308,6 @@ for name in ("nearest-4", "AWQ-4", "GPTQ-4"):
 # **Read it.** As trained some inputs of *down* stand out. Rounding to nearest all but deletes the planted channel, and costs nearly twice as much.
 # GPTQ deletes it too, and costs no more. AWQ gives it finer steps, but undoes just the way that it was planted: no test of AWQ.
 #
-# ### The codes, packed
-#
 # `quantize_weights`, the loop above with the course's GPTQ, keeps the *codes*, and a `PackedLinear` unpacks them before each product.
 
 # %% jupyter={"source_hidden": true}
@@ -421,7 +418,7 @@ for what, few in {"cache in fp8": model, "GPTQ-4 and cache in fp8": made["GPTQ-4
     print(f"{what:<23} perplexity {change:+.2f}% a byte (standard error {spread:.2f})")
 
 # %% [markdown]
-# That is our model at 128 bytes of context; long contexts are not shown here.
+# That is our model at 128 bytes of context; longer ones are not shown here.
 #
 # Now the speed. For one token of one request, a GPU reads every matrix once: **bandwidth over bytes bounds the rate**. Beside the bound, what
 # [gpt-fast](https://github.com/meta-pytorch/gpt-fast) published:
@@ -509,7 +506,6 @@ table_of_eight.style.set_caption("eight requests of 4,096 tokens (predicted); bl
 # | 4-bit weights: GPTQ, AWQ | GPTQModel, llm-compressor | Turing and later |
 # | W8A8 in int8 | llm-compressor, torchao | Turing to Hopper |
 # | W8A8 in fp8 | llm-compressor, vLLM | Ada and later; before: weights only |
-# | 4-bit floats: NVFP4, MXFP4 | llm-compressor, vLLM | Blackwell; before: weights only |
 #
 # ## Break it, diagnose it
 #
