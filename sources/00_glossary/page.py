@@ -108,7 +108,7 @@
 # | block scale | the scale that a few neighbouring numbers share; it takes the largest of them to the format's largest | [20, section 2](advanced/20_eight_bits.ipynb) |
 # | outlier | a number or channel many times larger than those that share its scale | [08, *Two methods that look at the inputs*](intermediate/08_smaller_weights.ipynb) and [20, section 2](advanced/20_eight_bits.ipynb) |
 # | NF4, double quantization | sixteen levels for weights, the quantiles of a normal distribution, and a scale for each block of 64; these scales in 8 bits as well | [06, section 3](intermediate/06_seven_billion.ipynb) |
-# | calibration text | what a method reads to learn which weights matter | [08, *Round to nearest*](intermediate/08_smaller_weights.ipynb) |
+# | calibration text | what a method reads to learn which weights matter | [08, *Two methods that look at the inputs*](intermediate/08_smaller_weights.ipynb) |
 # | GPTQ, AWQ | ways to round weights: column by column, where the columns to come make up for each error; with the columns of large inputs widened before | [08, *Two methods that look at the inputs*](intermediate/08_smaller_weights.ipynb) |
 # | perplexity | e to the mean loss of a token: among how many it is in doubt | [08, *Round to nearest*](intermediate/08_smaller_weights.ipynb) |
 # | quantization-aware training | rounding in forward, so that weights learn to stand on the grid | [06, section 3](intermediate/06_seven_billion.ipynb) and [99, section 4](advanced/99_capstone.ipynb) |

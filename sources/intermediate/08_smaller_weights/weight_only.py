@@ -8,7 +8,7 @@ arithmetic goes on in the model's own type, with the rounded values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from utils.checked import check_public
 
 from .rounding import InFewBits, output_error, second_moments
 
-__all__ = ["Inputs", "inputs_of", "linears_of", "mean_error", "quantize_weights"]
+__all__ = ["Inputs", "inputs_of", "linears_of", "quantize_weights"]
 
 
 @dataclass
@@ -110,23 +110,6 @@ def quantize_weights(
             )
             layer.weight.copy_(stored)
     return rows
-
-
-def mean_error(
-    rows: Sequence[LayerRow], layers: Mapping[str, nn.Linear], seen: Mapping[str, Inputs]
-) -> float:
-    """Mean relative error of the layers' outputs on other inputs than those that they were fitted to.
-
-    Args:
-        rows: of `quantize_weights`.
-        layers: of the model as it was, by path.
-        seen: what goes into each of these layers.
-    """
-    errors = [
-        output_error(layers[row.layer].weight, row.made.weight(), seen[row.layer].moments)
-        for row in rows
-    ]
-    return sum(errors) / len(errors)
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Linear]:
