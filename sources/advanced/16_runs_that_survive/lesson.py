@@ -541,7 +541,7 @@ shutil.rmtree(work, ignore_errors=True)
 # **Plain PyTorch.** Put this script after the lines that start `torch.distributed` and make `model`, `optimizer`, `schedule`,
 # `loader` (a `StatefulDataLoader` with a stateful sampler) and `folder` (a `Path` that all ranks see).
 #
-# - Begin with `step, batches = resume()`; `batches` are the rest of the epoch.
+# - Begin with `step, batches = resume()`; `batches` are the rest of the epoch `loader.sampler.epoch`.
 # - Call `save(step)` between steps, and `finish()` at the end.
 # - After each step ask `must_stop()`. If true, save, finish and leave. Give `torchrun` a `--shutdown-timeout` longer than two saves,
 #   for one may be under way: by default it kills after 30 s.
@@ -572,9 +572,10 @@ shutil.rmtree(work, ignore_errors=True)
 #     return bool(told)
 #
 #
-# def pieces():  # add what else your run goes on with: the epoch of set_epoch, a scaler, other random states
+# def pieces():  # add what else your run goes on with: a scaler, other random states
 #     weights, moments = get_state_dict(model, optimizer)
 #     own = {"data": loader.state_dict(), "random": torch.get_rng_state()} | ({"gpu random": torch.cuda.get_rng_state()} if gpu else {})
+#     own["epoch"] = getattr(loader.sampler, "epoch", 0)  # the sampler's own state lacks it
 #     return {"model": weights, "optimizer": moments, "schedule": schedule.state_dict(), f"rank {rank}": own}
 #
 #
@@ -673,6 +674,8 @@ shutil.rmtree(work, ignore_errors=True)
 #         print(f"{last.name} is of another number of ranks: the epoch begins again, with new random states")
 #         return step, iter(loader)
 #     own = found[f"rank {rank}"]
+#     if hasattr(loader.sampler, "set_epoch"):
+#         loader.sampler.set_epoch(own["epoch"])  # before the loader starts: the order hangs on it
 #     loader.load_state_dict(own["data"])
 #     batches = iter(loader)
 #     torch.set_rng_state(own["random"])  # last: starting a loader draws from it
