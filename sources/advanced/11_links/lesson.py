@@ -89,9 +89,8 @@ my_bet_times_as_fast = ...
 # **all-reduce** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002);
 # [glossary](../00_glossary.ipynb)).
 #
-# A `Wire` notes what it sends; `messages` orders the notes of all ranks. `wire.exchange` is `dist.isend` to the right,
-# `dist.recv` from the left, then `wait`: if all first waited to receive, nobody would send. In the picture follow part 0
-# from rank 2 to rank 0.
+# `wire.exchange` is `dist.isend` to the right, `dist.recv` from the left, then `wait`: if all first waited to receive, nobody
+# would send. A `Wire` notes what it sends. In the picture follow part 0 from rank 2 to rank 0.
 
 # %%
 def ring_all_reduce(wire, tensor):
@@ -135,11 +134,11 @@ print(f"{len(hops)} messages in {hops[-1].step} steps, every one to the right ne
 print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} bytes, B = {B:,} (counted); gloo's result to 1e-12")
 
 # %% [markdown]
-# **Read it.** A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks there are*. The price is steps:
-# $2(N - 1)$.
+# **Read it.** A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks there are*. The price is
+# $2(N - 1)$ steps.
 #
-# **Trap.** A right result proves no ring: the *whole* tensor may go round
-# ([ARENA 3.0, 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). The cell asserts bytes *and* neighbours.
+# **Trap.** A right result proves no ring: the whole tensor may go round
+# ([ARENA 3.0, 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). The cell above asserts bytes, too.
 #
 # **Question.** 64 ranks, 1 GB of gradients. How many GB does each rank send?
 
@@ -169,8 +168,7 @@ for name, (steps, most) in FORMULAS.items():
 
 # %% [markdown]
 # **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce: 14 steps, 7,168 bytes. The tree takes 6
-# steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, has rings and a *Tree*: two *binary* trees of
-# nodes, which pass on chunks ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
+# steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, has rings and trees of its own.
 #
 # ### Break it: a collective in another order
 #
@@ -191,13 +189,13 @@ except RankError as error:
 
 # %% [markdown]
 # The message is the course's own. With NCCL such a job can hang until PyTorch's timeout, by default ten minutes, or go on with
-# wrong numbers. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` PyTorch compares the calls first, and names those that differ.
-# [Lesson 16a](16a_when_a_run_breaks.ipynb) reads PyTorch's *flight recorder* of a timeout.
+# wrong numbers. `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes PyTorch compare the calls first;
+# [lesson 16a](16a_when_a_run_breaks.ipynb) reads what it records of a timeout.
 #
 # ## 2. What a message costs
 #
 # Steps and bytes become seconds in the **alpha-beta model**: a message of $n$ bytes takes $\alpha + n\beta$, a start and a
-# time for each byte. A point is half of a round trip, the fastest of fifteen. Look which points miss the line.
+# time for each byte. A point is half of a round trip, the fastest of fifteen. Look where the line bends.
 
 # %%
 SIZES = [2**power for power in range(12, 25, 2)]  # 4 KiB to 16 MiB
@@ -205,7 +203,7 @@ SIZES = [2**power for power in range(12, 25, 2)]  # 4 KiB to 16 MiB
 
 def ping(wire, other, sizes, repeats=15):
     seconds, tensors = {size: [] for size in sizes}, {size: torch.ones(size // 4) for size in sizes}
-    for size in [size for size in sizes for _ in range(repeats)]:
+    for size in sizes * repeats:  # in turn, so that no disturbance meets one size alone
         x, start = tensors[size], time.perf_counter()
         if wire.rank == 0:
             wire.send(x, other)
@@ -220,16 +218,14 @@ points = run_ranks(lambda: ping(Wire(), 1, SIZES), 2)[0]
 mine = fit_alpha_beta(*zip(*points, strict=True))
 show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One message between two ranks of this machine (gloo)"),
      alt="Time over message size, both logarithmic: points that are nearly flat at first, then rise, and the line fitted to "
-     "them. Below it is printed how far it leaves the last point. A dotted line: start and bytes cost the same.")
-print(f"the largest message took {points[-1][1] / mine.seconds(SIZES[-1]):.2f} times what the line gives, which is fitted to all the points")
+     "them. A dotted line: start and bytes cost the same.")
 
 # %% [markdown]
 # **Read it.** At the dotted line, $\alpha / \beta$ bytes, the bytes cost as much as the start. Left of it a message is
-# **latency-bound**: half its bytes save at most a quarter of its time. Right of it, it is **bandwidth-bound**. Where points
-# miss the line, fit it near the sizes that you send.
+# **latency-bound**: half its bytes save at most a quarter of its time. Right of it, it is **bandwidth-bound**.
 #
-# A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has several
-# ports. In the drawing each has a ring of its own for its part of the tensor. Follow ring 0: in by port 0, through all GPUs,
+# A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. In the
+# drawing each port of a node has a ring for its part of the tensor. Follow ring 0: in by port 0, through all GPUs,
 # and from GPU 7 through GPU 0 out by port 0 (*PXN*, [nccl 2193](https://github.com/NVIDIA/nccl/issues/2193)).
 
 # %%
@@ -239,7 +235,7 @@ show(rails.draw_rails(link("NVLink 4").link_bytes_per_second, link("InfiniBand N
 
 # %%
 # Seconds before a ring's bytes, by protocol "Simple" on Intel hosts: NCCL 2.30 of June 2026, src/graph/tuning.cc, 5067397c.
-BASE, NVLINK_START, NETWORK_START = 8.4e-6, 3.4e-6, 14e-6  # any network; the card's own latency is left out
+BASE, NVLINK_START, NETWORK_START = 8.4e-6, 3.4e-6, 14e-6  # the card's own latency is left out
 
 
 def ring_seconds(nbytes, nodes, bytes_per_second, gpus=8):
@@ -248,9 +244,9 @@ def ring_seconds(nbytes, nodes, bytes_per_second, gpus=8):
     return starts + hops / (nodes * gpus) * nbytes / bytes_per_second
 
 
-nvlink, ndr, ethernet = (link(name).link_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR", "Ethernet 100G"))
+nvlink, ndr = (link(name).link_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
 PLACES = {"1 node: NVLink 4": (1, nvlink), "8 nodes: 8 ports of InfiniBand NDR": (8, 8 * ndr),
-          "8 nodes: 1 port of InfiniBand NDR": (8, ndr), "8 nodes: 1 port of Ethernet 100G": (8, ethernet)}
+          "8 nodes: 1 port of InfiniBand NDR": (8, ndr)}
 rows = [{"8 GPUs a node": name, "GB/s a direction": rate / GB, "64 KiB, ms": 1e3 * ring_seconds(64 * 1024, nodes, rate),
          "1 GB, ms": 1e3 * ring_seconds(GB, nodes, rate)} for name, (nodes, rate) in PLACES.items()]
 display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).hide().set_caption("ring all-reduce: rates and starts published, times predicted"))
@@ -263,8 +259,7 @@ display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).h
 #
 # What crosses the slow link? `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in
 # each direction. Ranks 0 to 3 live on host 0, 4 to 7 on host 1. A *flat* ring goes through all eight ranks, in the order of
-# `wire.among`. The hierarchical way has three lines of its own, built from section 1's halves. In the picture compare the
-# thick arrows.
+# `wire.among`. The *hierarchical* way is built from section 1's halves. In the picture compare the thick arrows.
 
 # %%
 NBYTES, MEGABITS = 4 * MIB, 200
@@ -314,7 +309,7 @@ for name, size in over_link.items():
     _, seconds, kernel, is_right = raced[name]
     assert is_right, f"{name} gave a wrong sum"
     floor = (kernel or size) / (MEGABITS / 8 * 1e6)  # the kernel also counts headers and acknowledgements
-    rows.append({"host 0 to 1": name, "in B": size / NBYTES, "MB, counted": size / 1e6, "MB, by the kernel": (kernel or math.nan) / 1e6,
+    rows.append({"host 0 to 1": name, "in B": size / NBYTES, "MB, by the kernel": (kernel or math.nan) / 1e6,
                  f"these bytes at {MEGABITS} Mbit/s, ms": 1e3 * floor, "ms (measured, best of 3)": 1e3 * seconds, "ratio": seconds / floor})
 display(pd.DataFrame(rows).style.format(precision=2, na_rep="-").hide().set_caption(f"B = {format_bytes(NBYTES)}, {two_hosts.transport}"))
 assert [size / NBYTES for size in over_link.values()] == [7, 1.75, 1], "who talks over the link?"
@@ -330,8 +325,8 @@ for hosts in (2, 16, 64):
 
 # %% [markdown]
 # **Read it.** The ring in order sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$
-# hosts: nearly as much with many. *Order* matters more here, $7B$ against $1.75B$. `torchrun` numbers ranks host
-# by host. *These bytes at 200 Mbit/s* is no forecast: it is the kernel's count of the last run over the link's rate.
+# hosts: nearly as much with many. *Order* matters more here, $7B$ against $1.75B$. *These bytes at 200 Mbit/s* is no
+# forecast: it divides the kernel's count of the last run by the link's rate.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -343,8 +338,8 @@ check("11.fewer_on_64", fewer_on_64)
 # ## 4. Buckets and overlap
 #
 # Sending can hide: DDP fills **buckets** with gradients and all-reduces each while backward goes on. Here, on two hosts of
-# one rank, each of sixteen layers sleeps 8 ms (as a GPU leaves the CPU free), then has 128 KiB of gradient. The cable lets 64 KiB pass
-# at once before its rate holds, so that a short all-reduce alone beats 200 Mbit/s. Look right of the dashed line.
+# one rank, each of sixteen layers sleeps 8 ms (as a GPU leaves the CPU free), then has 128 KiB of gradient. The cable lets
+# 64 KiB pass at once before its rate holds, so that a short all-reduce alone beats 200 Mbit/s. Look right of the dashed line.
 
 # %%
 def train_step(wire, layers_in_bucket, start_seconds=0.0):
@@ -395,13 +390,14 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
     "ms: one all-reduce alone, best of 12; backward (sleeps 128) with all its all-reduces, best of 4"))
 
 # %% [markdown]
-# **Read it.** One bucket for all hides nothing. Where a start is cheap, small buckets are best, predicted and measured.
-# Where it costs 10 ms more, buckets in between are: two or four layers beat one and sixteen, predicted and measured.
-# DDP's size is `bucket_cap_mb`, 25 by default (first bucket 1).
+# **Read it.** One bucket for all hides nothing. Where a start is cheap, one or two layers a bucket beat all larger ones.
+# Where it costs 10 ms more, two or four beat one and sixteen. Both hold predicted and measured. The prediction takes each
+# all-reduce at its best of twelve, alone; beside backward most take longer (*ratio*). DDP's size is `bucket_cap_mb`, 25 by
+# default (first bucket 1).
 #
 # ## 5. Reading the tools
 #
-# Real clusters show all this in logs (here shortened). **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
+# Logs of real clusters, shortened. **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
 # ([NVIDIA/nccl 1519](https://github.com/NVIDIA/nccl/issues/1519)):
 #
 # ```
@@ -410,20 +406,14 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # NCCL INFO Using network Socket
 # ```
 #
-# Another ([NVIDIA/nccl-tests 185](https://github.com/NVIDIA/nccl-tests/issues/185)):
+# And another ([NVIDIA/nccl-tests 185](https://github.com/NVIDIA/nccl-tests/issues/185)):
 #
 # ```
 # NCCL INFO NET/IB : Using [0]mlx5_10:1/RoCE [1]mlx5_11:1/RoCE [RO]; OOB enp220s0np0:11.1.128.136<0>
 # NCCL INFO Using network IB
 # ```
 #
-# *IB* means RDMA, over InfiniBand or Ethernet (RoCE). *Socket* means TCP, here in spite of fast cards. On AWS a plugin sends
-# ([nccl 1597](https://github.com/NVIDIA/nccl/issues/1597)):
-#
-# ```
-# NCCL INFO NET/OFI Selected Provider is efa (found 16 nics)
-# NCCL INFO Using network Libfabric
-# ```
+# *IB* means RDMA, over InfiniBand or Ethernet (RoCE). *Socket* means TCP.
 
 # %% [markdown]
 # **`nvidia-smi topo -m`**, two rows of a DGX A100 ([NVIDIA/nccl 1505](https://github.com/NVIDIA/nccl/issues/1505)):
@@ -434,8 +424,8 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # GPU2    NV12    NV12     X            SYS     SYS     PXB     PXB
 # ```
 #
-# `NV12`: 12 NVLinks. `PIX`, `PXB`: one PCIe switch, or several. `PHB`, `NODE`: the CPU's host bridge. `SYS`: another NUMA
-# node. A GPU wants a NIC at `PIX` or `PXB`: GPU2 has NIC2 and NIC3.
+# `NV12`: 12 NVLinks. `PIX`, `PXB`: one PCIe switch, or several. `SYS`: another NUMA node. A GPU wants a NIC (network card) at
+# `PIX` or `PXB`: GPU2 has NIC2 and NIC3.
 #
 # **`all_reduce_perf`** of nccl-tests prints
 # [two bandwidths](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). *algbw* is size over time. *busbw* is algbw
@@ -448,9 +438,7 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 #     134217728        49264           2.72           5.22
 # ```
 #
-# Twice the size takes eleven times as long: look which algorithm and protocol each size got
-# (`NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING`, [nccl 1444](https://github.com/NVIDIA/nccl/issues/1444)). Between two nodes set
-# `NCCL_ALGO=RING`: trees may print more than ports carry
+# Twice the size takes eleven times as long. Between two nodes set `NCCL_ALGO=RING`: trees may print more than ports carry
 # ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)). An engineer of NVIDIA then expects 46-48 GB/s a port of
 # 400 Gb/s ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
 #
@@ -471,15 +459,15 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 print(*map(job.look, ("hardware", "network", "collectives", "code")), sep="\n\n")
 
 # %% [markdown]
-# **Hardware.** Node 5 is hot and slow: the *straggler*. `nvidia-smi -q -d PERFORMANCE` says why a clock is low.
-# **Network.** On the hosts `ib_write_bw` finds 197 of 200 Gb/s. In the job's container NCCL finds no device, and speaks TCP
-# over one port, `eth0`, here of 100 Gb/s (`ethtool` tells). **Collectives.** The gradients fill a third of the 297 buckets: the
+# **Hardware.** Node 5 is hot and slow: the *straggler*.
+# **Network.** On the hosts `ib_write_bw` finds 197 of 200 Gb/s. In the job NCCL finds no device, and speaks TCP over one port,
+# `eth0`, here of 100 Gb/s (`ethtool` tells). **Collectives.** The gradients fill a third of the 297 buckets: the
 # job sends in every pass. Node 5 waits for nobody, so its all-reduce is the *shortest*. **Code.** Every node waits for its
 # loader.
 #
 # Compute before you cure. In the simulator an all-reduce between 8 nodes takes one start and $2 \cdot \frac{7}{8} B \beta$, the
-# hierarchical way's bytes over a node's link. At 80% of the ports' rates that is 10 GB/s for TCP's one, 160 for InfiniBand's
-# eight. It takes a step's passes as one long pass, in which all 297 buckets fill evenly.
+# hierarchical way's bytes over a node's link. TCP's one port sends 10 GB/s, InfiniBand's eight send 160: 80% of their rates. A
+# step's passes are simulated as one long pass, in which all 297 buckets fill evenly.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -499,8 +487,8 @@ for name, network, slowest in (("as found", TCP, 1.35), ("node 5 replaced", TCP,
 print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports")
 
 # %% [markdown]
-# The first line gives node 5's 901 ms, since both share a formula. By the second, a healthy backward hides less. The last is
-# the alarm: at 5% of the ports, suspect the network. Now cure in turn:
+# The first line gives node 5's 901 ms, since both share a formula. By the second, a healthy backward hides less. At 5% of the
+# ports, suspect the network. Now cure in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
@@ -524,11 +512,10 @@ show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step;
 
 # %% [markdown]
 # **The answer.** The job sends its gradients three times a step, and over TCP. A new node 5 alone gives 3.07: 189 ms
-# of waiting go, but 901 ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the same 100 ms
-# are more of one node's step.
+# of waiting go, but 901 ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65.
 #
 # Which cure first? Here are all combinations without the loader. `no_sync` (lesson 04) keeps three passes and sends in
-# the last. One pass needs three times the activations: measure its peak first.
+# the last. One pass needs three times the activations.
 
 # %%
 LINKS, verdict = {f"TCP, {rate} GB/s": TCP._replace(bytes_per_second=rate * GB) for rate in (5, 10, 20)} | {"InfiniBand": INFINIBAND}, {}
