@@ -74,8 +74,8 @@ show(draw_steps(step_lanes(job), [job] * job.nodes, title=f"A step: one node {al
      "longer in each pass, and the others wait for it. A strip below each lane: the network sends from early in backward on.")
 
 # %% [markdown]
-# Each node takes its batch in three passes (micro-batches). In each, seven nodes wait until node 5's backward ends. Replace
-# node 5, and cure nothing else: how many times as fast as one node are the eight then?
+# Each node takes its batch in three passes (micro-batches). In each, seven nodes wait for node 5's backward. Replace node 5,
+# and cure nothing else: how many times as fast as one node are the eight then?
 
 # %%
 my_bet_times_as_fast = ...
@@ -188,20 +188,20 @@ except RankError as error:
     print(next(part for part in str(error).split("\n\n") if "collectives" in part))
 
 # %% [markdown]
-# The message is the course's own. With NCCL such a job can hang until PyTorch's timeout, by default ten minutes, or go on with
-# wrong numbers. `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes PyTorch compare the calls first;
-# [lesson 16a](16a_when_a_run_breaks.ipynb) reads what it records of a timeout.
+# The message is the course's own. With NCCL such a job can hang until PyTorch's timeout, or go on with wrong numbers.
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes PyTorch compare the calls first. [Lesson 16a](16a_when_a_run_breaks.ipynb) reads
+# PyTorch's *flight recorder* of a timeout.
 #
 # ## 2. What a message costs
 #
 # Steps and bytes become seconds in the **alpha-beta model**: a message of $n$ bytes takes $\alpha + n\beta$, a start and a
-# time for each byte. A point is half of a round trip, the fastest of fifteen. Look where the line bends.
+# time for each byte. A point is half of a round trip, the fastest of sixty. Look where the line bends.
 
 # %%
 SIZES = [2**power for power in range(12, 25, 2)]  # 4 KiB to 16 MiB
 
 
-def ping(wire, other, sizes, repeats=15):
+def ping(wire, other, sizes, repeats=60):
     seconds, tensors = {size: [] for size in sizes}, {size: torch.ones(size // 4) for size in sizes}
     for size in sizes * repeats:  # in turn, so that no disturbance meets one size alone
         x, start = tensors[size], time.perf_counter()
@@ -257,7 +257,7 @@ display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).h
 #
 # ## 3. Two hosts
 #
-# What crosses the slow link? `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in
+# `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in
 # each direction. Ranks 0 to 3 live on host 0, 4 to 7 on host 1. A *flat* ring goes through all eight ranks, in the order of
 # `wire.among`. The *hierarchical* way is built from section 1's halves. In the picture compare the thick arrows.
 
@@ -309,8 +309,8 @@ for name, size in over_link.items():
     _, seconds, kernel, is_right = raced[name]
     assert is_right, f"{name} gave a wrong sum"
     floor = (kernel or size) / (MEGABITS / 8 * 1e6)  # the kernel also counts headers and acknowledgements
-    rows.append({"host 0 to 1": name, "in B": size / NBYTES, "MB, by the kernel": (kernel or math.nan) / 1e6,
-                 f"these bytes at {MEGABITS} Mbit/s, ms": 1e3 * floor, "ms (measured, best of 3)": 1e3 * seconds, "ratio": seconds / floor})
+    rows.append({"host 0 to 1": name, "in B": size / NBYTES, "MB in the last run, by the kernel": (kernel or math.nan) / 1e6,
+                 f"so many at {MEGABITS} Mbit/s, ms": 1e3 * floor, "ms (measured, best of 3)": 1e3 * seconds, "ratio": seconds / floor})
 display(pd.DataFrame(rows).style.format(precision=2, na_rep="-").hide().set_caption(f"B = {format_bytes(NBYTES)}, {two_hosts.transport}"))
 assert [size / NBYTES for size in over_link.values()] == [7, 1.75, 1], "who talks over the link?"
 
@@ -325,8 +325,7 @@ for hosts in (2, 16, 64):
 
 # %% [markdown]
 # **Read it.** The ring in order sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$
-# hosts: nearly as much with many. *Order* matters more here, $7B$ against $1.75B$. *These bytes at 200 Mbit/s* is no
-# forecast: it divides the kernel's count of the last run by the link's rate.
+# hosts: nearly as much with many. *Order* matters more here, $7B$ against $1.75B$.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -397,7 +396,7 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 #
 # ## 5. Reading the tools
 #
-# Logs of real clusters, shortened. **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
+# **`NCCL_DEBUG=INFO`** says which network NCCL took. Two real logs, shortened: a 16-GPU H100 job
 # ([NVIDIA/nccl 1519](https://github.com/NVIDIA/nccl/issues/1519)):
 #
 # ```
@@ -406,7 +405,7 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # NCCL INFO Using network Socket
 # ```
 #
-# And another ([NVIDIA/nccl-tests 185](https://github.com/NVIDIA/nccl-tests/issues/185)):
+# and another ([NVIDIA/nccl-tests 185](https://github.com/NVIDIA/nccl-tests/issues/185)):
 #
 # ```
 # NCCL INFO NET/IB : Using [0]mlx5_10:1/RoCE [1]mlx5_11:1/RoCE [RO]; OOB enp220s0np0:11.1.128.136<0>
@@ -453,7 +452,7 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 #
 # Back to the bet: all nodes spend most of the step in the all-reduce. Is that the network? **A collective's time includes
 # waiting for the last one to come.** Hence the order: hardware, network, collectives, code. Find each simulated output's
-# wrong line before you read on.
+# wrong line.
 
 # %%
 print(*map(job.look, ("hardware", "network", "collectives", "code")), sep="\n\n")
