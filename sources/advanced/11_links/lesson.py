@@ -13,8 +13,8 @@
 #
 # **The question.** Eight nodes are only three times as fast as one. Why?
 #
-# **Promise.** You write a ring all-reduce, predict what messages cost, hide sending behind computing, and find four faults of
-# a simulated job on eight nodes.
+# **Promise.** You follow a ring all-reduce message by message, predict what messages cost, hide sending behind computing, and
+# find four faults of a simulated job on eight nodes.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -74,8 +74,8 @@ show(draw_steps(step_lanes(job), [job] * job.nodes, title=f"A step: one node {al
      "longer in each pass, and the others wait for it. A strip below each lane: the network sends from early in backward on.")
 
 # %% [markdown]
-# Each node takes its batch in three passes (micro-batches). In each, seven nodes wait until node 5's backward ends; the
-# network sends meanwhile. Replace node 5, and cure nothing else: how many times as fast as one node are the eight then?
+# Each node takes its batch in three passes (micro-batches). In each, seven nodes wait for node 5's backward. Replace node 5,
+# and cure nothing else: how many times as fast as one node are the eight then?
 
 # %%
 my_bet_times_as_fast = ...
@@ -89,9 +89,8 @@ my_bet_times_as_fast = ...
 # **all-reduce** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002);
 # [glossary](../00_glossary.ipynb)).
 #
-# A `Wire` notes what it sends; `messages` orders the notes of all ranks. `wire.exchange` is `dist.isend` to the right,
-# `dist.recv` from the left, then `wait`: if all first waited to receive, nobody would send. In the picture follow part 0
-# from rank 2 to rank 0.
+# `wire.exchange` is `dist.isend` to the right, `dist.recv` from the left, then `wait`: if all first waited to receive, nobody
+# would send. A `Wire` notes what it sends. In the picture follow part 0 from rank 2 to rank 0.
 
 # %%
 def ring_all_reduce(wire, tensor):
@@ -135,11 +134,11 @@ print(f"{len(hops)} messages in {hops[-1].step} steps, every one to the right ne
 print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} bytes, B = {B:,} (counted); gloo's result to 1e-12")
 
 # %% [markdown]
-# **Read it.** A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks there are*. The price is steps:
-# $2(N - 1)$.
+# **Read it.** A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks there are*. The price is
+# $2(N - 1)$ steps.
 #
-# **Trap.** A right result proves no ring: the *whole* tensor may go round
-# ([ARENA 3.0, 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). The cell asserts bytes *and* neighbours.
+# **Trap.** A right result proves no ring: the whole tensor may go round
+# ([ARENA 3.0, 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). The cell above asserts bytes, too.
 #
 # **Question.** 64 ranks, 1 GB of gradients. How many GB does each rank send?
 
@@ -169,8 +168,7 @@ for name, (steps, most) in FORMULAS.items():
 
 # %% [markdown]
 # **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce: 14 steps, 7,168 bytes. The tree takes 6
-# steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, has rings and a *Tree*: two *binary* trees of
-# nodes, which pass on chunks ([nccl 545](https://github.com/NVIDIA/nccl/issues/545)).
+# steps, but its root sends $B \log_2 N$ bytes. NCCL, NVIDIA's library, has rings and trees of its own.
 #
 # ### Break it: a collective in another order
 #
@@ -190,22 +188,22 @@ except RankError as error:
     print(next(part for part in str(error).split("\n\n") if "collectives" in part))
 
 # %% [markdown]
-# The message is the course's own. NCCL does not compare calls: the job hangs until PyTorch's timeout of
-# ten minutes, or ends with wrong numbers. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` PyTorch names those that differ.
-# [Lesson 16a](16a_when_a_run_breaks.ipynb) reads PyTorch's *flight recorder* of a timeout.
+# The message is the course's own. With NCCL such a job can hang until PyTorch's timeout, or go on with wrong numbers.
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` makes PyTorch compare the calls first. [Lesson 16a](16a_when_a_run_breaks.ipynb) reads
+# PyTorch's *flight recorder* of a timeout.
 #
 # ## 2. What a message costs
 #
 # Steps and bytes become seconds in the **alpha-beta model**: a message of $n$ bytes takes $\alpha + n\beta$, a start and a
-# time for each byte. A point is half of a round trip, the fastest of fifteen. Look which points miss the line.
+# time for each byte. A point is half of a round trip, the fastest of sixty. Look where the line bends.
 
 # %%
 SIZES = [2**power for power in range(12, 25, 2)]  # 4 KiB to 16 MiB
 
 
-def ping(wire, other, sizes, repeats=15):
+def ping(wire, other, sizes, repeats=60):
     seconds, tensors = {size: [] for size in sizes}, {size: torch.ones(size // 4) for size in sizes}
-    for size in [size for size in sizes for _ in range(repeats)]:
+    for size in sizes * repeats:  # in turn, so that no disturbance meets one size alone
         x, start = tensors[size], time.perf_counter()
         if wire.rank == 0:
             wire.send(x, other)
@@ -220,62 +218,65 @@ points = run_ranks(lambda: ping(Wire(), 1, SIZES), 2)[0]
 mine = fit_alpha_beta(*zip(*points, strict=True))
 show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One message between two ranks of this machine (gloo)"),
      alt="Time over message size, both logarithmic: points that are nearly flat at first, then rise, and the line fitted to "
-     "them. Below it is printed how far it leaves the last point. A dotted line: start and bytes cost the same.")
-print(f"the largest message took {points[-1][1] / mine.seconds(SIZES[-1]):.2f} times what the line gives, which is fitted to all the points")
+     "them. A dotted line: start and bytes cost the same.")
 
 # %% [markdown]
 # **Read it.** At the dotted line, $\alpha / \beta$ bytes, the bytes cost as much as the start. Left of it a message is
-# **latency-bound**: half its bytes save at most a quarter of its time. Right of it, it is **bandwidth-bound**. Where points
-# miss the line, fit it near the sizes that you send.
+# **latency-bound**: half its bytes save at most a quarter of its time. Right of it, it is **bandwidth-bound**.
 #
-# A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has several
-# ports. Each has a ring of its own for its part of the tensor. Follow ring 0: in by port 0, through all GPUs, out by port 0.
-# No port hangs on the NVSwitch: GPU 7 may send through GPU 0 (not drawn; *PXN*,
-# [nccl 2193](https://github.com/NVIDIA/nccl/issues/2193)).
+# A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. In the
+# drawing each port of a node has a ring for its part of the tensor. Follow ring 0: in by port 0, through all GPUs,
+# and from GPU 7 through GPU 0 out by port 0 (*PXN*, [nccl 2193](https://github.com/NVIDIA/nccl/issues/2193)).
 
 # %%
 show(rails.draw_rails(link("NVLink 4").link_bytes_per_second, link("InfiniBand NDR").link_bytes_per_second),
      alt="Two nodes. In each an NVSwitch joins eight GPUs, and each GPU has a network port. Ring 0 comes in by port 0, goes from "
-     "GPU to GPU, back through the NVSwitch, and leaves by port 0. Rings 1 to 7 are dotted.")
+     "GPU to GPU, through the NVSwitch back to GPU 0, and leaves by port 0. Rings 1 to 7 are dotted.")
 
 # %%
-# Start of a ring's hop in seconds, by the protocol for large messages ("Simple"): NCCL 2.30 of June 2026, src/graph/tuning.cc, 5067397c.
-NVLINK_START, NETWORK_START = 3.4e-6, 14e-6
+# Seconds before a ring's bytes, by protocol "Simple" on Intel hosts: NCCL 2.30 of June 2026, src/graph/tuning.cc, 5067397c.
+BASE, NVLINK_START, NETWORK_START = 8.4e-6, 3.4e-6, 14e-6  # the card's own latency is left out
 
 
 def ring_seconds(nbytes, nodes, bytes_per_second, gpus=8):
     hops, between = 2 * (nodes * gpus - 1), 2 * (nodes - 1)  # so many of a part's hops leave a node: tuning.cc, too
-    starts = between * NETWORK_START + (hops - between) * NVLINK_START
+    starts = BASE + between * NETWORK_START + (hops - between) * NVLINK_START
     return starts + hops / (nodes * gpus) * nbytes / bytes_per_second
 
 
-nvlink, ndr, ethernet = (link(name).link_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR", "Ethernet 100G"))
+nvlink, ndr = (link(name).link_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
 PLACES = {"1 node: NVLink 4": (1, nvlink), "8 nodes: 8 ports of InfiniBand NDR": (8, 8 * ndr),
-          "8 nodes: 1 port of InfiniBand NDR": (8, ndr), "8 nodes: 1 port of Ethernet 100G": (8, ethernet)}
+          "8 nodes: 1 port of InfiniBand NDR": (8, ndr)}
 rows = [{"8 GPUs a node": name, "GB/s a direction": rate / GB, "64 KiB, ms": 1e3 * ring_seconds(64 * 1024, nodes, rate),
          "1 GB, ms": 1e3 * ring_seconds(GB, nodes, rate)} for name, (nodes, rate) in PLACES.items()]
 display(pd.DataFrame(rows).style.format({"64 KiB, ms": "{:.2f}"}, precision=1).hide().set_caption("ring all-reduce: rates and starts published, times predicted"))
-# Starts by LL, the protocol for short messages, on Intel hosts; same file: a base, and hops inside a node and between nodes.
-TREE_LL, RING_LL = 6.8e-6 + 2 * (7 * 0.6e-6 + math.log2(8) * 5e-6), 6.6e-6 + 14 * 2.7e-6 + 112 * 1e-6
-print(f"64 KiB over 8 nodes by protocol LL: starts of {1e3 * TREE_LL:.2f} ms in NCCL's tree, {1e3 * RING_LL:.2f} in a ring (predicted)")
 
 # %% [markdown]
 # **Read it.** Predicted, a gigabyte takes 3.9 ms inside a node, 5.5 over eight nodes with eight ports, and 40.0 with one.
-# 64 KiB are all start: more ports do not help, another protocol does, and a tree does more.
+# 64 KiB are all start: more ports do not help.
 #
 # ## 3. Two hosts
 #
-# What crosses the slow link? `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in
+# `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in
 # each direction. Ranks 0 to 3 live on host 0, 4 to 7 on host 1. A *flat* ring goes through all eight ranks, in the order of
-# `wire.among`. A *hierarchical* all-reduce is a reduce-scatter inside each host, an all-reduce of each part between them, an
-# all-gather inside each. In the picture compare the thick arrows.
+# `wire.among`. The *hierarchical* way is built from section 1's halves. In the picture compare the thick arrows.
 
 # %%
 NBYTES, MEGABITS = 4 * MIB, 200
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # a ring that changes hosts at every hop
+
+
+def hierarchical(wire, tensor):
+    host, place = divmod(wire.rank, 4)
+    inside, across = wire.among(range(4 * host, 4 * host + 4)), wire.among([place, place + 4])
+    part = algorithms.ring_reduce_scatter(inside, tensor)  # inside each host
+    ring_all_reduce(across, part)  # each part with the rank at the same place of the other host
+    return algorithms.ring_gather_parts(inside, tensor)  # inside each host
+
+
 WAYS = {"ring 0, 4, 1, 5, ...": lambda wire, x: ring_all_reduce(wire.among(ORDER), x),
         "ring 0, 1, ..., 7": ring_all_reduce,
-        "hierarchical": algorithms.hierarchical_all_reduce}
+        "hierarchical": hierarchical}
 
 
 # %%
@@ -308,8 +309,8 @@ for name, size in over_link.items():
     _, seconds, kernel, is_right = raced[name]
     assert is_right, f"{name} gave a wrong sum"
     floor = (kernel or size) / (MEGABITS / 8 * 1e6)  # the kernel also counts headers and acknowledgements
-    rows.append({"host 0 to 1": name, "in B": size / NBYTES, "MB, counted": size / 1e6, "MB, by the kernel": (kernel or math.nan) / 1e6,
-                 f"these bytes at {MEGABITS} Mbit/s, ms": 1e3 * floor, "ms (measured, best of 3)": 1e3 * seconds, "ratio": seconds / floor})
+    rows.append({"host 0 to 1": name, "in B": size / NBYTES, "MB in the last run, by the kernel": (kernel or math.nan) / 1e6,
+                 f"so many at {MEGABITS} Mbit/s, ms": 1e3 * floor, "ms (measured, best of 3)": 1e3 * seconds, "ratio": seconds / floor})
 display(pd.DataFrame(rows).style.format(precision=2, na_rep="-").hide().set_caption(f"B = {format_bytes(NBYTES)}, {two_hosts.transport}"))
 assert [size / NBYTES for size in over_link.values()] == [7, 1.75, 1], "who talks over the link?"
 
@@ -324,9 +325,7 @@ for hosts in (2, 16, 64):
 
 # %% [markdown]
 # **Read it.** The ring in order sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$
-# hosts: nearly as much with many. *Order* matters more here, $7B$ against $1.75B$. Launchers number ranks host by host, and
-# NCCL reads the topology. *These bytes at 200 Mbit/s* is no forecast: it is the kernel's count of this run over
-# the link's rate.
+# hosts: nearly as much with many. *Order* matters more here, $7B$ against $1.75B$.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -338,12 +337,8 @@ check("11.fewer_on_64", fewer_on_64)
 # ## 4. Buckets and overlap
 #
 # Sending can hide: DDP fills **buckets** with gradients and all-reduces each while backward goes on. Here, on two hosts of
-# one rank, each of sixteen layers sleeps 8 ms (as a GPU leaves the CPU free), then has 128 KiB of gradient. Look right of the
-# dashed line.
-
-# %%
-LAYERS, LAYER_SECONDS, LAYER_BYTES = 16, 0.008, 128 * 1024
-
+# one rank, each of sixteen layers sleeps 8 ms (as a GPU leaves the CPU free), then has 128 KiB of gradient. The cable lets
+# 64 KiB pass at once before its rate holds, so that a short all-reduce alone beats 200 Mbit/s. Look right of the dashed line.
 
 # %%
 def train_step(wire, layers_in_bucket, start_seconds=0.0):
@@ -374,10 +369,11 @@ def train_step(wire, layers_in_bucket, start_seconds=0.0):
 
 
 # %%
+LAYERS, LAYER_SECONDS, LAYER_BYTES = 16, 0.008, 128 * 1024
 BUCKETS, STARTS_MORE = {layers: layers * LAYER_BYTES for layers in (1, 2, 4, 8, 16)}, (0.0, 0.010)
 each_alone, stepped = run_hosts(lambda wire: sweep(wire, train_step, BUCKETS, STARTS_MORE), 1, megabits_per_second=MEGABITS).results[0]
 shown = {f"{layers} a bucket" + (", +10 ms" if more else ""): stepped[more, layers] for more in STARTS_MORE for layers in (1, 4, 16)}
-show(draw_buckets(shown, title="All-reduces beside backward, over 200 Mbit/s", device="two hosts"),
+show(draw_buckets(shown, title="All-reduces beside backward, over the cable", device="two hosts"),
      alt="Backward, then six lanes of all-reduces. One layer a bucket: many short ones run along with backward; 16: a single one "
      "begins when backward ends. Of the three with 10 ms more a start, 4 a bucket ends first.")
 
@@ -393,13 +389,14 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
     "ms: one all-reduce alone, best of 12; backward (sleeps 128) with all its all-reduces, best of 4"))
 
 # %% [markdown]
-# **Read it.** One bucket for all hides nothing. Where a start is cheap, small buckets are best, predicted and measured.
-# Where it costs 10 ms more, buckets in between are: two or four layers beat one and sixteen, predicted and measured.
-# DDP's size is `bucket_cap_mb`, 25 by default (first bucket 1).
+# **Read it.** One bucket for all hides nothing. Where a start is cheap, one or two layers a bucket beat all larger ones.
+# Where it costs 10 ms more, two or four beat one and sixteen. Both hold predicted and measured. The prediction takes each
+# all-reduce at its best of twelve, alone; beside backward most take longer (*ratio*). DDP's size is `bucket_cap_mb`, 25 by
+# default (first bucket 1).
 #
 # ## 5. Reading the tools
 #
-# Real clusters show all this in logs (here shortened). **`NCCL_DEBUG=INFO`** says which network NCCL took. A 16-GPU H100 job
+# **`NCCL_DEBUG=INFO`** says which network NCCL took. Two real logs, shortened: a 16-GPU H100 job
 # ([NVIDIA/nccl 1519](https://github.com/NVIDIA/nccl/issues/1519)):
 #
 # ```
@@ -408,20 +405,14 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # NCCL INFO Using network Socket
 # ```
 #
-# Another ([NVIDIA/nccl-tests 185](https://github.com/NVIDIA/nccl-tests/issues/185)):
+# and another ([NVIDIA/nccl-tests 185](https://github.com/NVIDIA/nccl-tests/issues/185)):
 #
 # ```
 # NCCL INFO NET/IB : Using [0]mlx5_10:1/RoCE [1]mlx5_11:1/RoCE [RO]; OOB enp220s0np0:11.1.128.136<0>
 # NCCL INFO Using network IB
 # ```
 #
-# *IB* means RDMA, over InfiniBand or Ethernet (RoCE). *Socket* means TCP, here in spite of fast cards. On AWS a plugin sends
-# ([nccl 1597](https://github.com/NVIDIA/nccl/issues/1597)):
-#
-# ```
-# NCCL INFO NET/OFI Selected Provider is efa (found 16 nics)
-# NCCL INFO Using network Libfabric
-# ```
+# *IB* means RDMA, over InfiniBand or Ethernet (RoCE). *Socket* means TCP.
 
 # %% [markdown]
 # **`nvidia-smi topo -m`**, two rows of a DGX A100 ([NVIDIA/nccl 1505](https://github.com/NVIDIA/nccl/issues/1505)):
@@ -432,10 +423,9 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # GPU2    NV12    NV12     X            SYS     SYS     PXB     PXB
 # ```
 #
-# `NV12`: 12 NVLinks. `PIX`, `PXB`: one PCIe switch, or several. `PHB`, `NODE`: the CPU's host bridge. `SYS`: another NUMA
-# node. A GPU wants a NIC at `PIX` or `PXB`: GPU2 has NIC2 and NIC3.
-
-# %% [markdown]
+# `NV12`: 12 NVLinks. `PIX`, `PXB`: one PCIe switch, or several. `SYS`: another NUMA node. A GPU wants a NIC (network card) at
+# `PIX` or `PXB`: GPU2 has NIC2 and NIC3.
+#
 # **`all_reduce_perf`** of nccl-tests prints
 # [two bandwidths](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). *algbw* is size over time. *busbw* is algbw
 # times $2(N-1)/N$: for a ring, what each link carried ([NVIDIA/nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)):
@@ -447,11 +437,9 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 #     134217728        49264           2.72           5.22
 # ```
 #
-# Twice the size takes eleven times as long, yet two-node runs did well. Does NCCL change algorithm or protocol at 64 MiB?
-# `NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING` [prints both](https://github.com/NVIDIA/nccl/issues/1444). Between two nodes set
-# `NCCL_ALGO=RING`: trees may print more than ports carry
-# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)). Then expect 46-48 GB/s a port of 400 Gb/s
-# ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
+# Twice the size takes eleven times as long. Between two nodes set `NCCL_ALGO=RING`: trees may print more than ports carry
+# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)). An engineer of NVIDIA then expects 46-48 GB/s a port of
+# 400 Gb/s ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL.
 #
 # **Question.** How many ranks did this run have? The ratio of the two bandwidths tells.
 
@@ -464,26 +452,21 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 #
 # Back to the bet: all nodes spend most of the step in the all-reduce. Is that the network? **A collective's time includes
 # waiting for the last one to come.** Hence the order: hardware, network, collectives, code. Find each simulated output's
-# wrong line before you read on.
+# wrong line.
 
 # %%
-print(job.look("hardware"), job.look("network"), sep="\n\n")
+print(*map(job.look, ("hardware", "network", "collectives", "code")), sep="\n\n")
 
 # %% [markdown]
-# **Hardware.** Node 5 is hot and slow: the *straggler*. `nvidia-smi -q -d PERFORMANCE` says why a clock is low.
-# **Network.** On the hosts `ib_write_bw` finds 197 of 200 Gb/s. In the job's container NCCL finds no device, and speaks TCP
-# over one port, `eth0`, here of 100 Gb/s (`ethtool` tells).
-
-# %%
-print(job.look("collectives"), job.look("code"), sep="\n\n")
-
-# %% [markdown]
-# **Collectives.** The gradients fill a third of the 297 buckets: the job sends in every pass. Node 5 waits for nobody, so its
-# all-reduce is the *shortest*. **Code.** Every node waits for its loader.
+# **Hardware.** Node 5 is hot and slow: the *straggler*.
+# **Network.** On the hosts `ib_write_bw` finds 197 of 200 Gb/s. In the job NCCL finds no device, and speaks TCP over one port,
+# `eth0`, here of 100 Gb/s (`ethtool` tells). **Collectives.** The gradients fill a third of the 297 buckets: the
+# job sends in every pass. Node 5 waits for nobody, so its all-reduce is the *shortest*. **Code.** Every node waits for its
+# loader.
 #
-# Compute before you cure. In the simulator an all-reduce between 8 nodes takes $\alpha + 2 \cdot \frac{7}{8} B \beta$: the
-# hierarchical formula without the work inside nodes. At 80% of the ports' rates it
-# takes 10 GB/s for TCP's one, 160 for InfiniBand's eight.
+# Compute before you cure. In the simulator an all-reduce between 8 nodes takes one start and $2 \cdot \frac{7}{8} B \beta$, the
+# hierarchical way's bytes over a node's link. TCP's one port sends 10 GB/s, InfiniBand's eight send 160: 80% of their rates. A
+# step's passes are simulated as one long pass, in which all 297 buckets fill evenly.
 
 # %%
 FORWARD, BACKWARD, LOADING, A_PASS = 0.18, 0.36, 0.1, 99  # seconds of a healthy node; buckets of one pass
@@ -492,19 +475,19 @@ PASSED_ON_BYTES = 2 * 7 / 8 * 2.6e9 / A_PASS  # of a bucket
 
 def predict(network, slowest=1.35, passes_sent=3, hiding=1.0):
     each, buckets = network.seconds(PASSED_ON_BYTES), A_PASS * passes_sent
-    hidden = hiding * slowest * BACKWARD * (1 - 1 / buckets)  # nothing leaves before the first bucket is full
+    hidden = hiding * slowest * BACKWARD * (1 - 1 / buckets)  # nothing leaves before the first is full
     shown = max(each, buckets * each - hidden)  # the last bucket always shows
     return each, shown, LOADING + slowest * (FORWARD + BACKWARD) + shown
 
 
 for name, network, slowest in (("as found", TCP, 1.35), ("node 5 replaced", TCP, 1.0), ("then InfiniBand", INFINIBAND, 1.0)):
     each, shown, step = (1e3 * seconds for seconds in predict(network, slowest))
-    print(f"{name:15} 297 x {each:.2f} = {297 * each:5,.0f} ms of all-reduce, {shown:5,.0f} not hidden, step {step:5,.0f} ms (predicted)")
-print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports; by a flat ring's bytes {9 / 8 * PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%}")
+    print(f"{name:15} 297 x {each:.2f} = {297 * each:5,.0f} ms of all-reduce, {shown:7,.1f} not hidden, step {step:5,.0f} ms (predicted)")
+print(f"the tool's 4,666 µs: {PASSED_ON_BYTES / 4666e-6 / GB:.1f} GB/s out of a node, {PASSED_ON_BYTES / 4666e-6 / (8 * 25e9):.0%} of its eight ports")
 
 # %% [markdown]
-# The first line gives node 5's 901 ms, since both share a formula. The second answers the bet: a healthy backward hides less.
-# The last is the alarm: at 5% of the ports, or 6%, suspect the network. Now cure in turn:
+# The first line gives node 5's 901 ms, since both share a formula. By the second, a healthy backward hides less. At 5% of the
+# ports, suspect the network. Now cure in turn:
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "one pass, not three": ("reduced_passes",),
@@ -524,15 +507,14 @@ assert times_as_fast(job) < 3 and times_as_fast(cured) > 7.9, "the planted cause
 show(draw_steps(cure_lanes(so_far), list(so_far.values()), title="Node 0's step; each keeps the cures above",
                 ends=[f"{times_as_fast(each):.2f} times one node" for each in so_far.values()]),
      alt="Five lanes. With node 5 replaced the waiting is gone, and the all-reduces have grown by most of it. With one pass a short "
-     "all-reduce is left, with InfiniBand none. The last lane is forward and backward alone.")
+     "all-reduce is left, with InfiniBand none to be seen. The last lane is forward and backward alone.")
 
 # %% [markdown]
 # **The answer.** The job sends its gradients three times a step, and over TCP. A new node 5 alone gives 3.07: 189 ms
-# of waiting go, but 901 ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65: the same 100 ms
-# are more of one node's step.
+# of waiting go, but 901 ms of all-reduce become 1,027. Curing the loader alone makes the *ratio* worse, 2.65.
 #
 # Which cure first? Here are all combinations without the loader. `no_sync` (lesson 04) keeps three passes and sends in
-# the last. One pass needs three times the activations: measure its peak first.
+# the last. One pass needs three times the activations.
 
 # %%
 LINKS, verdict = {f"TCP, {rate} GB/s": TCP._replace(bytes_per_second=rate * GB) for rate in (5, 10, 20)} | {"InfiniBand": INFINIBAND}, {}
@@ -562,15 +544,15 @@ check("11.node_to_look_at", node_to_look_at)
 # %% [markdown]
 # ## Recap: what helps when
 #
-# **Why only three times as fast?** The job sends its gradients three times a step, and over TCP. InfiniBand or one pass alone
-# doubles the speed (simulated); a new node 5 counts only then.
+# **Why only three times as fast?** The job sends its gradients three times a step, and over TCP. A new node 5 alone gives 3.07
+# times one node; InfiniBand or one pass alone doubles the speed (simulated).
 #
 # | take | when | does not help |
 # |---|---|---|
 # | ring: under $2B$ a rank, $2(N-1)$ starts | large tensors | small tensors, many ranks |
-# | tree: $2\log_2 N$ steps | small tensors | bandwidth, unless binary and in chunks |
-# | larger buckets | a start is expensive | a slow link |
-# | fewer bytes (bf16 gradients, `no_sync`) | the link is full | stragglers |
+# | binomial tree: $2\log_2 N$ steps | small tensors | large ones: its root sends $B \log_2 N$ |
+# | larger buckets | a start is expensive | one for all hides nothing |
+# | `no_sync`: once a step, not once a pass | the link is full | a straggler |
 #
 # **Where next.** The [lab](../../labs/advanced/11_links.ipynb), in a copy (`make my-labs`); then its
 # [solution](../../solutions/advanced/11_links.ipynb).
@@ -602,8 +584,7 @@ check("11.node_to_look_at", node_to_look_at)
 #     print(f"busbw {busbw_gb_per_second:.1f} GB/s, {busbw_gb_per_second / PORTS_GB_PER_SECOND:.0%} of the ports")
 # # Two nodes: start it with NCCL_ALGO=RING. More: without.
 # # Look for `Socket` first, whatever this prints: TCP carried 150 to 180 of 200 Gb/s in vllm 42075.
-# # Above 80%: well; section 5's 46 of 50 GB/s are 92%. 50 to 80%: test halves of the nodes, then halves of the slow half.
-# # Below 50%: test each port.
+# # Good: section 5's 46 of a port's 50 GB/s are 92%. Far below: test halves of the nodes, then halves of the slow half, then ports.
 # ```
 #
 # Then look for the cause:

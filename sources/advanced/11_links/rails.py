@@ -55,19 +55,16 @@ def _draw_node(axes: Axes, name: str, side: int, switch: str) -> None:
 
 
 def _draw_ring_inside(axes: Axes, side: int) -> None:
-    """In by port 0, from GPU to GPU, through the switch back to port 0."""
-    _arrow(axes, (IN, side * (PORT_Y + HALF)), (IN, side * (GPU_Y - HALF)))
+    """In by port 0, from GPU to GPU, through the switch back to GPU 0, and by it to port 0."""
+    into, out = side * IN, side * OUT  # node 1 gets where node 0 sends
+    _arrow(axes, (into, side * (PORT_Y + HALF)), (into, side * (GPU_Y - HALF)))
     for gpu in range(GPUS - 1):
         _arrow(axes, (gpu + 0.38, side * GPU_Y), (gpu + 0.62, side * GPU_Y), size=9)
-    back, left = side * (SWITCH_Y - 0.22), -0.65
-    path = [
-        (GPUS - 1, side * (GPU_Y + HALF)),
-        (GPUS - 1, back),
-        (left, back),
-        (left, side * PORT_Y),
-    ]
+    back = side * (SWITCH_Y - 0.22)
+    path = [(GPUS - 1, side * (GPU_Y + HALF)), (GPUS - 1, back), (out, back)]
     axes.plot(*zip(*path, strict=True), color=RING, lw=2.2, solid_joinstyle="round")
-    _arrow(axes, path[-1], (-0.38, side * PORT_Y))
+    _arrow(axes, path[-1], (out, side * (GPU_Y + HALF)))
+    _arrow(axes, (out, side * (GPU_Y - HALF)), (out, side * (PORT_Y + HALF)))
 
 
 def _arrow(
