@@ -486,8 +486,8 @@ show(draw_layer_times(chosen, title="A layer of GPT-3 175B on A100s, one sequenc
 #
 # **"TP = 8, always" is folklore.** [BLOOM's
 # log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) tried both on 384 A100s
-# before sequence parallelism was published. Its pairs at micro-batch 4 (published, one iteration each; the log does not say which runs
-# had `CUDA_LAUNCH_BLOCKING=1`):
+# before sequence parallelism was published. In its pairs at micro-batch 4 (published, one iteration each; the log does not say which
+# runs had `CUDA_LAUNCH_BLOCKING=1`) stages stay, so TP 4 also doubles data parallelism, and a pipeline gets half the micro-batches:
 
 # %%
 pairs = bloom_prequel_pairs()
@@ -618,7 +618,7 @@ for left_out in (False, True):
 #     optimizer.step()
 #     optimizer.zero_grad()
 #     # Expected: four reduce-scatters and four all-gathers a block, one of each for the head, two all-to-alls for the embedding;
-#     # all-reduces: three for the loss, one for each RMSNorm (a LayerNorm has two) and row-parallel bias; FSDP's own.
+#     # all-reduces: three for the loss, one for each RMSNorm (a LayerNorm has two); FSDP's own.
 #     if step == 0:
 #         print(sent.get_comm_counts())
 #     # Expected: {}, or rounding. As much as the learning rate means a gradient that is not added up: stop.

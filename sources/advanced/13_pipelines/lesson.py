@@ -11,7 +11,7 @@
 #
 # {{badges}}
 #
-# **The question.** GPipe, 1F1B, interleaved 1F1B and ZB-H1 run the same forward and backward passes. What does their
+# **The question.** GPipe, 1F1B, interleaved 1F1B and ZB-H1 do the same work, some in smaller pieces. What does its
 # *order* decide?
 #
 # **Promise.** You run four orders on four processes, with one interpreter of 25 lines. You predict their idle time, memory
@@ -286,7 +286,7 @@ held_by_stage_2 = ...
 check("13.held", held_by_stage_2)
 
 # %% [markdown]
-# ### Two stages or four: as much on 1F1B's first rank
+# ### Two stages or four: the same activations on 1F1B's first rank
 #
 # The bars show what one rank of a 7B pipeline holds at its peak, on a simulated A100.
 
@@ -359,7 +359,7 @@ for name, rows in programs.items():
 display(pd.DataFrame(table).style.format(precision=3).hide().set_caption("a step; measured is the shortest of three rounds"))
 gains = [1 - table[2][column] / table[1][column] for column in ("predicted, s", "measured, s")]
 print(f"interleaved against 1F1B: {gains[0]:.1%} shorter (predicted), {gains[1]:.1%} (measured)")
-print(f"third column: {1e3 * launch:.1f} ms to start a pass, {1e3 * transfer:.1f} ms for a message (measured on GPipe's run)")
+print(f"with {1e3 * launch:.1f} ms to start a pass, {1e3 * transfer:.1f} ms for a message (measured on GPipe's run)")
 
 # %% [markdown]
 # **Read it.** Every order takes longer than drawn, in this run interleaving most, and so it loses a part of its gain. It runs
@@ -514,7 +514,8 @@ print("last actions:", ended)
 assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come to the end of its list"
 
 # %% [markdown]
-# **Read it.** PyTorch's `Schedule1F1B` posts such pairs, too.
+# **Read it.** PyTorch's `Schedule1F1B` posts such pairs, too. Here each rank also waits for its own sends, so a step waits for
+# more messages than section 5 counts.
 #
 # **On GPUs** a watchdog ends a job that hangs. Started with `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
 # each rank writes its last sends and receives to a file for `torchfrtrace`
@@ -525,8 +526,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # - Order decides idle time, memory, and whether the step ends. In eleven runs it left the gradients as they were.
 # - Placement decides the number of messages.
 # - While messages are free, 1F1B saves memory, not idle time.
-# - $p$ more micro-batches add $2(p-1)$ messages to 1F1B's step. Interleaving waits for $2(pv-1)$, however large $m$ is, while
-#   a message is no longer than a chunk's forward and its sender computes on.
+# - Where senders compute on, $p$ more micro-batches add $2(p-1)$ messages to 1F1B's step. Interleaving waits for $2(pv-1)$,
+#   however large $m$ is, while a message is no longer than a chunk's forward.
 # - A drawing is what an order could reach, not what it will take.
 # - Two deadlocks had two causes. Lists wait in a circle: check them before you run. Sends wait for their receivers: under
 #   1F1B, post each together with the next receive.
@@ -538,8 +539,8 @@ assert ended == [str(row[-1]) for row in programs["1F1B"]], "a rank did not come
 # 2. Take 1F1B, if you can bear $(p-1)/m$.
 # 3. Else try interleaving, with $m$ a multiple of $p$ and messages no longer than $1/v$ of a forward. In section 3
 #    every rank then held more. Measure whether the gain arrives.
-# 4. A zero bubble schedule can idle less: ZB-H1 did when drawn and when run with sleeping ranks. PyTorch has `ZBVZeroBubble`
-#    instead, whose time and memory are not shown here.
+# 4. A zero bubble schedule can idle less: ZB-H1 did when drawn and when run with sleeping ranks. PyTorch has
+#    `InterleavedZeroBubble` and `ZBVZeroBubble` instead, whose time and memory are not shown here.
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb).
