@@ -14,10 +14,10 @@
 # **One question.** A full fine-tune of Llama-2-7B has 107.8 GB of states. On a card of 24 GB, how many bytes must stay, how
 # many cross the link to the host, and how many seconds does a step take?
 #
-# **Promise.** You offload by hand, then by DeepSpeed, and see FSDP2's call for it (PyTorch's sharding). You leave with a script, and
-# with lines that estimate a step on your machine. New words: [glossary](../00_glossary.ipynb).
+# **Promise.** You offload by hand, then by DeepSpeed. You leave with a script, and with lines that estimate a step on your machine.
+# New words: [glossary](../00_glossary.ipynb).
 #
-# **Verdict.** If adapters are good enough, take QLoRA (lesson 06). Offload is for runs that must train all weights: it pays seconds.
+# **Verdict.** If adapters are good enough, take QLoRA (lesson 06). Offload is for runs that must train all weights, at a price in seconds.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -26,8 +26,8 @@
 # %% [markdown]
 # ## A bet
 #
-# A step trains on 16 texts, four at once. The full fine-tune by DeepSpeed then sends 135 GB over the link, and QLoRA sends
-# nothing. On the same card, how many times as long as QLoRA's is its step? Section 5 counts.
+# A step trains on 16 texts, four at once. By DeepSpeed the full fine-tune then sends 135 GB over the link, QLoRA nothing. How many
+# times as long as QLoRA's is its step?
 
 # %%
 my_bet_times = ...
@@ -80,9 +80,8 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.", *fil
 # ## 1. Optimizer state and gradients leave, weights stay
 #
 # A step needs each *weight* in forward and in backward, each *gradient* until the optimizer has used it, and the *optimizer state*
-# once: an fp32 master copy of the weights, and two moments. ZeRO-Offload
-# ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) therefore keeps of these only the weights on the card. Gradients and
-# optimizer state lie in the host's memory, and the CPU does the optimizer's step.
+# once: an fp32 master copy of the weights, and two moments. So ZeRO-Offload
+# ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) keeps of these only the weights on the card, and the CPU steps.
 
 # %%
 shape = model_shape("llama-2-7b")
@@ -101,13 +100,13 @@ show(draw_sides(placed, title="States of Llama-2-7B, bf16 training", evidence=Ev
                    for name, (card, host) in placed.items()))
 
 # %% [markdown]
-# **Read it.** The line is what PyTorch reports of a 24 GiB RTX 4090. In row two the gradients stay until backward ends, and
-# pass it; the host's are their fp32 copies. In row three each gradient leaves as soon as it is made: 13.5 GB stay.
+# **Read it.** The line is what PyTorch reports of a 24 GiB RTX 4090. In row two gradients stay until backward ends, and pass it; the
+# host's are their fp32 copies. In row three each leaves as soon as it is made: 13.5 GB stay.
 #
 # ## 2. By hand, with the plain run's losses
 #
-# `Link` copies a tensor `down` to the host or `up` to the device, and counts the bytes. On a CPU both are one memory, so what is
-# made inside `host_memory()` counts as the host's.
+# `Link` copies a tensor `down` to the host or `up` to the device, and counts bytes. On a CPU both are one memory: what is made inside
+# `host_memory()` counts as the host's.
 #
 # **Optimizer and gradients.** A hook sends each gradient down as soon as it is complete.
 
@@ -140,7 +139,7 @@ class HostAdamW:
 
 # %% [markdown]
 # **Activations.** Autograd hands each tensor that it saves to a *pack* hook, and asks an *unpack* hook for it in backward.
-# Weights are among them, and stay where they are. PyTorch has a ready one, `torch.autograd.graph.save_on_cpu(pin_memory=True)`.
+# Weights are among them, and stay. PyTorch has a ready one: `torch.autograd.graph.save_on_cpu(pin_memory=True)` (for weights, too).
 
 
 # %%
@@ -160,7 +159,7 @@ def activations_on_host(weights, link):
 
 # %% [markdown]
 # **Weights, block by block.** `fetch` waits for one block's weights, and asks for the next block's, which travel while this one
-# computes. Backward fetches a block again, computes it again, and sends its gradients down.
+# computes. Backward fetches and computes each block again.
 
 # %%
 parts_of = (streaming.Stream.fetch, streaming.Stream.send, streaming.Streamed)
@@ -193,27 +192,24 @@ show(draw_sides(sides, title="A small transformer in fp32, 4 texts of 64 tokens:
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** In these 20 steps each form has the plain run's losses.
-#
-# - *Optimizer, gradients* saves the optimizer state alone: at the plain run's peak no gradients exist yet.
-# - *Activations* moves the peak to where gradients exist. A tensor that two operations save crosses twice.
-# - *Blocks streamed* frees most, and its weights come up twice. At most two blocks of them are on the device, as *communication
-#   buffers*.
+# **Read it.** In these 20 steps each form has the plain run's losses. *Optimizer, gradients* saves the optimizer state alone, as at
+# the plain run's peak no gradients exist yet. *Blocks streamed* frees most, and its weights come up twice. At most two blocks of them
+# are on the device, as *communication buffers*.
 #
 # ## 3. When does the link cost nothing?
 #
-# Where a copy runs beside compute that takes at least as long. A pass that computes $c$ operations for each of $P$ parameters and
-# $T$ tokens takes $c P T / F$ seconds, on a card of $F$ operations a second. To send $b$ bytes a parameter takes $b P / B$ seconds,
-# on a link of $B$ bytes a second. So, but for the first or last copy, the link is hidden if a *micro-batch*, which is what the card
-# takes at once, has at least this many tokens:
+# Where a copy runs beside compute that takes at least as long. A pass of $c$ operations for each of $P$ parameters and $T$ tokens
+# takes $c P T / F$ seconds on a card of $F$ operations a second. To send $b$ bytes a parameter takes $b P / B$ seconds on a link of
+# $B$ bytes a second. So, but for the first or last copy, the link is hidden from so many tokens in a *micro-batch*, which is what the
+# card takes at once:
 #
 # $$T = \frac{b F}{c B}$$
 #
 # With every block checkpointed, forward has $c = 2$ and backward $c = 6$. Gradients in bf16, $b = 2$, leave in backward: $b / c = 2 / 6$.
 # Streamed weights come up in both passes, and the shorter one decides: $2 / 2$.
 #
-# $F$ is a training speed: $8 P T$ over the seconds that the course's planner predicts for Llama-2-7B, four texts at once. $B$ is an
-# assumed share of the link's data-sheet rate.
+# $F$ is $8 P T$ over the seconds that the course's planner predicts for Llama-2-7B, four texts at once. $B$ is the share of the
+# link's rate that NCCL assumes for PCIe 3 (`topo.h`).
 
 # %%
 CARDS = {name: training_speeds(shape, name) for name in ("RTX 4090", "A100 80GB", "H100")}
@@ -236,15 +232,13 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("every
 #     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}})
 # ```
 #
-# `DeepSpeedCPUAdam` is AdamW in compiled code for the CPU. ZeRO-3 moves weights, too, by `offload_param`; with
-# `"device": "nvme"` they go to a disk, one more link ([ZeRO-Infinity](https://arxiv.org/abs/2104.07857)). FSDP2 moves
-# weights, gradients and optimizer state by one policy, for each block and then for the model:
+# `DeepSpeedCPUAdam` is AdamW compiled for the CPU. ZeRO-3 moves weights, too, by `offload_param`; with `"device": "nvme"` they go to
+# a disk ([ZeRO-Infinity](https://arxiv.org/abs/2104.07857)). FSDP2, PyTorch's sharding, moves weights, gradients and optimizer state by
+# one policy, for each block and then for the model. It is not run here: on a CPU it has nothing to move.
 #
 # ```python
 # fully_shard(block, offload_policy=CPUOffloadPolicy(pin_memory=True))
 # ```
-#
-# FSDP2 does not run here: on a CPU its policy has nothing to move. DeepSpeed's bytes are counted by what each tensor is for.
 #
 # **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
 
@@ -253,7 +247,7 @@ saved_without_offload = ...
 check("07.without_offload", saved_without_offload)
 
 # %% [markdown]
-# Each row below is one setting of DeepSpeed, trained in bf16. Look at what is left on the device just before the optimizer's step.
+# Each row is one setting of DeepSpeed, trained in bf16, its tensors told apart by name. Look at what is left on the device.
 
 # %%
 cpu = {"device": "cpu"}
@@ -290,14 +284,13 @@ if found:
 # %% [markdown]
 # **Read it.** *ZeRO-2* alone keeps all 16 bytes. *Offloaded*, it keeps the bf16 weights on the device, 2 bytes a parameter. The
 # host has section 1's 16 bytes, and a bf16 copy for the way up. The 0.10 on either side is a buffer as large as the largest weight.
-# Several micro-batches add the sum of their gradients in bf16: 20 bytes. *ZeRO-3* holds no weights on the device at this moment,
-# but a bucket for gradients.
+# Several micro-batches add the sum of their gradients in bf16: 20 bytes.
 #
-# **Check your version.** From September 2024 ([#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550)) to April 2026
+# **Check your version.** From September 2024 ([#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550)) until 0.19.0
 # ([#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967)) DeepSpeed's ZeRO-1 and 2 with offload silently dropped all
-# gradients but the first micro-batch's. Release 0.19.0 is mended. The planted fault above drops the same.
+# gradients but the first micro-batch's, as the planted fault does.
 #
-# **Around adapters.** How much optimizer state is there to move? AdamW's two moments, and a master copy where one is kept:
+# **Around adapters.** How much optimizer state is there to move?
 
 # %%
 per_block = {"two": 4 * shape.hidden, "all seven": 8 * shape.hidden + 3 * (shape.hidden + shape.feedforward)}
@@ -307,8 +300,7 @@ for targets_of, each in per_block.items():
           f"{12 * count / GB:.2f} with a master copy ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# Around adapters of rank 8 it is at most a hundredth of the card. Frozen weights and activations could leave by section 2's forms;
-# beside adapters that is not shown here.
+# Around adapters of rank 8 it is at most a hundredth of the card. Offloading their frozen weights or activations is not shown here.
 #
 # ## 5. The scenario as asked
 #
@@ -369,14 +361,12 @@ show(draw_sides(bars, title="Llama-2-7B: simulated peaks of start and step, in p
      alt="; ".join(f"{name}: {run.peak_bytes / GB:.1f} GB" for name, run in (starts | big).items()))
 
 # %% [markdown]
-# **Read it.** With one group the clone, in grey, stands beside all weights and passes the line. By block it is one block's.
-# Four texts fit, too. DeepSpeed's buffers come on top, such as the *bucket* that collects gradients: 0.2 GB in the script, 1 GB
-# by [default](https://www.deepspeed.ai/docs/config-json/).
+# **Read it.** With one group the clone, in grey, passes the line. By block it is one block's. Four texts fit, too. DeepSpeed's buffers
+# come on top, such as the *bucket* that collects gradients: 0.2 GB in the script.
 #
 # **The host needs more than 128 GiB.** DeepSpeed holds 20 bytes a parameter there, and *pins* all but the two moments: pinned memory
-# stays in place, so that the card can copy from it at the link's rate. The price: PyTorch
-# [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a power
-# of two.
+# stays in place, so that the card can copy from it at the link's rate. PyTorch
+# [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) each pinned tensor up to a power of two.
 
 # %% jupyter={"source_hidden": true}
 with torch.device("meta"):
@@ -390,8 +380,7 @@ print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} G
 
 # %% [markdown]
 # **Seconds.** By default (`overlap_comm` off) DeepSpeed 0.19.8 copies on the stream that computes: backward stops at each full bucket
-# until its gradients are copied. So the link is not hidden, however large the micro-batch. By its source a step of $m$ micro-batches
-# has these parts beside compute; weights come up while AdamW works on the next group.
+# until its gradients are copied. By its source a step of $m$ micro-batches has these parts beside compute:
 #
 # | part | bytes a parameter | how often |
 # |---|---|---|
@@ -399,7 +388,7 @@ print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} G
 # | the new sum goes down | 2, link | $m$, if $m > 1$ |
 # | gradients go down in fp32 | 4, link | once |
 # | clip, AdamW, make bf16 | 8 + 28 + 6, host memory | once |
-# | weights come up | 2, link | once |
+# | weights come up, while AdamW works on the next group | 2, link | once |
 
 # %%
 batch, base = Batch(sequences=16, sequence_length=LENGTH), {"recompute": "full", "micro_batch": 4}
@@ -426,13 +415,13 @@ lanes = {}
 for name, hidden in {"by default": False, "all hidden": True}.items():
     lanes |= {f"{name}: {lane}": spans for lane, spans in step_lanes(full_step("full + offload, 4 texts", hidden))[0].items()}
 title = (f"Llama-2-7B by DeepSpeed, 16 texts of {LENGTH:,}\ntokens a step, 4 at once, on an RTX 4090:\nlink {B / GB:.0f} GB/s, host memory {HOST / GB:.0f} GB/s;"
-         "\nbackward and AdamW drawn in 4 pieces")
+         "\nwhat takes turns is drawn in 4 pieces")
 show(draw_lanes(lanes, title=title, evidence=Evidence.PREDICTED),
      alt="By default backward stops for copies; if all were hidden it would not; AdamW on the CPU comes after both")
 
 # %% [markdown]
-# **Read it.** White in a GPU's row is waiting. *All hidden* is a bound: as if every copy in backward ran beside it.
-# `overlap_comm: true` gives copies a stream of their own; how near it comes is not shown here.
+# **Read it.** White in a GPU's row is waiting. *All hidden* is a bound: as if every copy in backward ran beside it. How near
+# `overlap_comm: true` comes is not shown here.
 
 # %%
 buffers = 2 * 1e8 + 2 * shape.vocabulary * shape.hidden  # bytes of the script's bucket, and of the largest tensor
@@ -445,7 +434,7 @@ for name in WAYS:
                    "crossing, GB": sum(each.end_seconds - each.start_seconds for each in spans["link"]) * B / GB,
                    "compute, s": computes[name], "step, s": step}
 display(pd.DataFrame(sheet).T.style.format(precision=1).set_caption(
-    f"Llama-2-7B, 16 texts a step on {CARD / GB:.1f} GB (with CUDA's context); QLoRA: 4 at once, rank 8 on q and v; predicted"))
+    f"Llama-2-7B, 16 texts a step on {CARD / GB:.1f} GB (with CUDA's context); QLoRA: 4 at once, rank 8 on q and v; compute by one planner; predicted"))
 
 
 def ratio(hidden=False, **faster):
@@ -461,13 +450,12 @@ print(f"  all copies in backward hidden: {step_lanes(full_step(chosen, True))[1]
 
 # %% [markdown]
 # **The answer.** With four texts at once 13.5 GB of weights stay, and the peak is 20.4 GB. 135 GB cross. A step takes 27 s, which is
-# 1.9 times QLoRA's; with host memory half as fast as assumed, 2.2 times. With one text at once a step takes 40 s, as the sums cross
-# with each micro-batch: fill the card. With every copy in backward hidden it would take 22 s.
+# 1.9 times QLoRA's; with host memory half as fast as assumed, 2.2 times. With one text at once it takes 40 s, as sums cross with each
+# micro-batch: fill the card.
 #
-# **The verdict.** If adapters are good enough, take QLoRA. Offload is for runs that must train all weights: it pays seconds.
+# **The verdict.** If adapters are good enough, take QLoRA. Offload is for runs that must train all weights, at a price in seconds.
 #
-# **The script** follows. In it `by_block` replaces the two groups of Trainer. Below, it makes one step of a tiny Llama on the CPU, by
-# torch's AdamW, nothing pinned, then saves and loads.
+# **The script** follows, and makes one step of a tiny Llama on the CPU, by torch's AdamW, nothing pinned.
 
 
 # %%
@@ -510,42 +498,41 @@ print(f"norm that the loop clips by: {norm:.3f}; norm of the gradients on the ho
 assert norm == 0 < there, "gradients should have left the device"
 
 # %% [markdown]
-# **Diagnose it.** Nothing is clipped, as no gradients are on the device any more, and no error says so. Clip
-# where they are. DeepSpeed does it by its own `gradient_clipping`.
+# **Diagnose it.** No gradients are on the device any more, and no error says so. Clip where they are; DeepSpeed does, by its own
+# `gradient_clipping`.
 #
 # ## Recap
 #
 # Llama-2-7B in full on a 24 GB card, by DeepSpeed with four texts at once, predicted:
 #
-# - **What stays?** 2 bytes a parameter, 13.5 GB, if gradients leave as well as optimizer state. The host holds 160 GB.
+# - **What stays?** 2 bytes a parameter, 13.5 GB. The host holds 160 GB.
 # - **What crosses?** 135 GB a step.
-# - **How long?** 27 s, 1.9 times QLoRA's, by an assumed host memory. From $bF/(cB)$ tokens a micro-batch on, copies could hide beside
-#   compute; DeepSpeed's default does not let them.
-# - **Verdict.** If adapters are good enough, take QLoRA. Offload is for runs that must train all weights: it pays seconds.
+# - **How long?** 27 s, 1.9 times QLoRA's; with host memory half as fast as assumed, 2.2 times. By default DeepSpeed's copies do not
+#   run beside compute: section 3's rule says when they could hide.
+# - **Verdict.** If adapters are good enough, take QLoRA. Offload is for runs that must train all weights, at a price in seconds.
 #
 # ### Test yourself
 #
-# A full fine-tune of Llama-2-7B by DeepSpeed with offload runs on an H100, with 64 micro-batches of 512 tokens a step. It is
-# slow. What do you change first?
+# A full fine-tune of Llama-2-7B by DeepSpeed with offload runs on an H100, in 64 micro-batches of 512 tokens a step. What do you change
+# first?
 #
 # <details><summary>Answer</summary>
 #
-# Take larger micro-batches, as far as memory goes. While the card waits, $m > 1$ of them send $4m + 2$ bytes a parameter. At 48 GB/s
-# that takes 36.2 s with 64, and 2.5 s with four of 8,192 tokens. Compute takes 3.9 s.
+# Larger micro-batches, as far as memory goes. While the card waits, $4m + 2$ bytes a parameter cross: at 48 GB/s 36.2 s with $m = 64$,
+# 2.5 s with four of 8,192 tokens. Compute takes 3.9 s.
 #
 # </details>
 #
-# **Where next.** Do the [lab](../../labs/intermediate/07_offload.ipynb), in a copy: `make my-labs` makes one. Then compare
-# with the [solution](../../solutions/intermediate/07_offload.ipynb).
+# **Where next.** The [lab](../../labs/intermediate/07_offload.ipynb), in a copy (`make my-labs`), then its
+# [solution](../../solutions/intermediate/07_offload.ipynb).
 
 # %% [markdown]
 # ## On Monday
 #
-# **With transformers and DeepSpeed**: `build/lesson-07/offload.py`, which section 5 wrote. Its first lines say what to install and
-# how to start it.
+# **With transformers and DeepSpeed**: `build/lesson-07/offload.py`. Its first lines say what to install and how to start it.
 #
-# **In plain PyTorch**, for a host of 128 GiB, with a checkpointed `model` in bf16 on the card, and its `loader`. Gradients
-# travel beside backward, and the CPU adds them up. It has not run on a card either, and the seconds of its sums are not counted here.
+# **In plain PyTorch**, for a host of 128 GiB, a checkpointed `model` in bf16 on the card, and its `loader`. Gradients travel beside
+# backward; the CPU adds them up, in seconds that are not counted here. It has not run on a card either.
 #
 # ```python
 # from collections import deque
