@@ -103,7 +103,7 @@ show(draw_sides(placed, title="States of Llama-2-7B, bf16 training", evidence=Ev
 # **Read it.** The line is what PyTorch reports of a 24 GiB RTX 4090. In row two gradients stay until backward ends, and pass it; the
 # host's are their fp32 copies. In row three each leaves as soon as it is made: 13.5 GB stay.
 #
-# ## 2. By hand, with the plain run's losses
+# ## 2. Offload by hand, with the plain run's losses
 #
 # `Link` copies a tensor `down` to the host or `up` to the device, and counts bytes. On a CPU both are one memory: what is made inside
 # `host_memory()` counts as the host's.
@@ -199,9 +199,8 @@ pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and
 # ## 3. When does the link cost nothing?
 #
 # Where a copy runs beside compute that takes at least as long. A pass of $c$ operations for each of $P$ parameters and $T$ tokens
-# takes $c P T / F$ seconds on a card of $F$ operations a second. To send $b$ bytes a parameter takes $b P / B$ seconds on a link of
-# $B$ bytes a second. So, but for the first or last copy, the link is hidden from so many tokens in a *micro-batch*, which is what the
-# card takes at once:
+# takes $c P T / F$ seconds at $F$ operations a second. To send $b$ bytes a parameter takes $b P / B$ seconds at $B$ bytes a second. So,
+# but for the first or last copy, the link is hidden from so many tokens in a *micro-batch* (what the card takes at once):
 #
 # $$T = \frac{b F}{c B}$$
 #
@@ -305,7 +304,7 @@ for targets_of, each in per_block.items():
 # ## 5. The scenario as asked
 #
 # *"A 7B model on our 24 GB card, by PEFT and with offload."* By PEFT there is next to no optimizer state to offload. So here
-# all weights train, on one RTX 4090, in steps of 16 texts of 2,048 tokens. **Nothing here has run on a card**: bytes are simulated or
+# all weights train, on an RTX 4090, in steps of 16 texts of 2,048 tokens. **Nothing here has run on a card**: bytes are simulated or
 # predicted, seconds predicted.
 #
 # **The step fits.** Weights are in bf16, and every block is checkpointed. At the peak stand 2 bytes a parameter, and for each text
@@ -361,8 +360,8 @@ show(draw_sides(bars, title="Llama-2-7B: simulated peaks of start and step, in p
      alt="; ".join(f"{name}: {run.peak_bytes / GB:.1f} GB" for name, run in (starts | big).items()))
 
 # %% [markdown]
-# **Read it.** With one group the clone, in grey, passes the line. By block it is one block's. Four texts fit, too. DeepSpeed's buffers
-# come on top, such as the *bucket* that collects gradients: 0.2 GB in the script.
+# **Read it.** With one group the clone, in grey, passes the line; by block it does not. Four texts fit, too. DeepSpeed's buffers come
+# on top, such as the *bucket* that collects gradients: 0.2 GB in the script.
 #
 # **The host needs more than 128 GiB.** DeepSpeed holds 20 bytes a parameter there, and *pins* all but the two moments: pinned memory
 # stays in place, so that the card can copy from it at the link's rate. PyTorch
@@ -379,8 +378,8 @@ print(f"DeepSpeed: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB wit
 print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} GB; 128 GiB are {128 * 2**30 / GB:.0f} GB")
 
 # %% [markdown]
-# **Seconds.** By default (`overlap_comm` off) DeepSpeed 0.19.8 copies on the stream that computes: backward stops at each full bucket
-# until its gradients are copied. By its source a step of $m$ micro-batches has these parts beside compute:
+# **Seconds.** By default (`overlap_comm` off) DeepSpeed 0.19.8 copies on the stream that computes: backward stops at each full bucket.
+# By its source a step of $m$ micro-batches has these parts beside compute:
 #
 # | part | bytes a parameter | how often |
 # |---|---|---|
@@ -420,8 +419,7 @@ show(draw_lanes(lanes, title=title, evidence=Evidence.PREDICTED),
      alt="By default backward stops for copies; if all were hidden it would not; AdamW on the CPU comes after both")
 
 # %% [markdown]
-# **Read it.** White in a GPU's row is waiting. *All hidden* is a bound: as if every copy in backward ran beside it. How near
-# `overlap_comm: true` comes is not shown here.
+# **Read it.** White in a GPU's row is waiting. *All hidden* is a bound; how near `overlap_comm: true` comes is not shown here.
 
 # %%
 buffers = 2 * 1e8 + 2 * shape.vocabulary * shape.hidden  # bytes of the script's bucket, and of the largest tensor
@@ -498,8 +496,7 @@ print(f"norm that the loop clips by: {norm:.3f}; norm of the gradients on the ho
 assert norm == 0 < there, "gradients should have left the device"
 
 # %% [markdown]
-# **Diagnose it.** No gradients are on the device any more, and no error says so. Clip where they are; DeepSpeed does, by its own
-# `gradient_clipping`.
+# **Diagnose it.** No gradients are on the device, and no error says so. Clip where they are; DeepSpeed does, by `gradient_clipping`.
 #
 # ## Recap
 #
@@ -507,8 +504,8 @@ assert norm == 0 < there, "gradients should have left the device"
 #
 # - **What stays?** 2 bytes a parameter, 13.5 GB. The host holds 160 GB.
 # - **What crosses?** 135 GB a step.
-# - **How long?** 27 s, 1.9 times QLoRA's; with host memory half as fast as assumed, 2.2 times. By default DeepSpeed's copies do not
-#   run beside compute: section 3's rule says when they could hide.
+# - **How long?** 27 s, 1.9 times QLoRA's; with host memory half as fast as assumed, 2.2 times. The link is not hidden, as by
+#   default DeepSpeed's copies do not run beside compute.
 # - **Verdict.** If adapters are good enough, take QLoRA. Offload is for runs that must train all weights, at a price in seconds.
 #
 # ### Test yourself
@@ -529,7 +526,7 @@ assert norm == 0 < there, "gradients should have left the device"
 # %% [markdown]
 # ## On Monday
 #
-# **With transformers and DeepSpeed**: `build/lesson-07/offload.py`. Its first lines say what to install and how to start it.
+# **With transformers and DeepSpeed**: `build/lesson-07/offload.py`, whose first lines say how.
 #
 # **In plain PyTorch**, for a host of 128 GiB, a checkpointed `model` in bf16 on the card, and its `loader`. Gradients travel beside
 # backward; the CPU adds them up, in seconds that are not counted here. It has not run on a card either.
