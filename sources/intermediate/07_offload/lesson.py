@@ -193,8 +193,8 @@ pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and
 
 # %% [markdown]
 # **Read it.** In these 20 steps each form has the plain run's losses. *Optimizer, gradients* saves the optimizer state alone, as at
-# the plain run's peak no gradients exist yet. *Blocks streamed* frees most, and its weights come up twice. At most two blocks of them
-# are on the device, as *communication buffers*.
+# the plain run's peak no gradients exist yet. *Blocks streamed* frees most, in part as it computes each block again. Its weights come
+# up twice, and at most two blocks of them are on the device, as *communication buffers*.
 #
 # ## 3. When does the link cost nothing?
 #
@@ -289,7 +289,7 @@ if found:
 # ([#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967)) DeepSpeed's ZeRO-1 and 2 with offload silently dropped all
 # gradients but the first micro-batch's, as the planted fault does.
 #
-# **Around adapters.** How much optimizer state is there to move?
+# **Around adapters** of rank 8, how much optimizer state is there to move?
 
 # %%
 per_block = {"two": 4 * shape.hidden, "all seven": 8 * shape.hidden + 3 * (shape.hidden + shape.feedforward)}
@@ -299,7 +299,7 @@ for targets_of, each in per_block.items():
           f"{12 * count / GB:.2f} with a master copy ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# Around adapters of rank 8 it is at most a hundredth of the card. Offloading their frozen weights or activations is not shown here.
+# At most a hundredth of the card. Offloading the frozen weights or the activations beside adapters is not shown here.
 #
 # ## 5. The scenario as asked
 #
