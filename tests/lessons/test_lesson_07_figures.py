@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from matplotlib.figure import Figure
 
+from utils import Span
 from utils.lessons.lesson_07.flow import draw_flow
 from utils.lessons.lesson_07.forms import prepared
 from utils.lessons.lesson_07.script_text import run_text
@@ -13,7 +16,8 @@ from utils.lessons.lesson_07.step_lanes import StepParts, step_lanes
 from utils.units import Category, Evidence
 
 WAITS = StepParts(
-    compute=8.0,
+    forward=2.0,
+    backward=6.0,
     up=1.0,
     down=2.0,
     last_down=4.0,
@@ -27,18 +31,29 @@ def texts(figure: Figure) -> str:
     return "\n".join(text.get_text() for axes in figure.axes for text in axes.texts)
 
 
+def lasts(spans: list[Span], kind: str) -> float:
+    return sum(span.end_seconds - span.start_seconds for span in spans if span.kind == kind)
+
+
 def test_all_waits_for_all_but_weights() -> None:
     lanes, seconds = step_lanes(WAITS)
-    assert seconds == 3 * 8 + 3 * 2 + 2 * 1 + 4 + 5
-    sums = [span.end_seconds - span.start_seconds for span in lanes["link"]]
-    assert sums == [2, 3, 3, 4, 3], "the first micro-batch has no sum to bring up"
-    assert lanes["link"][-1].end_seconds == lanes["CPU"][-1].end_seconds
+    assert seconds == 3 * (2 + 6) + 3 * 2 + 2 * 1 + 4 + 5
+    assert lasts(lanes["link"], "gradients or sums") == 3 * 2 + 2 * 1 + 4, "no sum comes up first"
+    assert lasts(lanes["link"], "weights") == 3
+    busy = sorted((s.start_seconds, s.end_seconds) for lane in ("GPU", "link") for s in lanes[lane])
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(busy)), "a copy runs beside the GPU"
+
+
+def test_hidden_copies_cost_what_is_longer_than_backward() -> None:
+    lanes, seconds = step_lanes(WAITS._replace(hidden=True))
+    assert seconds == 3 * (2 + 6) + (1 + 2 + 4 - 6) + 5, "the last micro-batch's copies take 7 of 6"
+    assert lasts(lanes["link"], "gradients or sums") == 3 * 2 + 2 * 1 + 4
 
 
 def test_weights_that_take_longer_than_the_step_are_waited_for() -> None:
-    lanes, seconds = step_lanes(WAITS._replace(weights=7))
-    assert seconds == step_lanes(WAITS)[1] + 2 == lanes["link"][-1].end_seconds
-    assert lanes["link"][-1].start_seconds == lanes["CPU"][-1].start_seconds
+    lanes, seconds = step_lanes(WAITS._replace(weights=8))
+    assert seconds == step_lanes(WAITS)[1] - 5 + 5 / 4 + 8 - 8 / 4
+    assert lanes["link"][-1].end_seconds == seconds + 8 / 4
 
 
 def test_the_flow_says_what_crosses() -> None:

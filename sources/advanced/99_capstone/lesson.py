@@ -215,7 +215,7 @@ show(draw_lanes({f"node {node}": [span for span in spans if span.end_seconds - s
 #
 # **Both split parameters, gradients and moments N ways; activations stay whole** [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "fullest"). **I take the lowest stage that fits: ZeRO-1 sends once a step, ZeRO-2
 # reduces in every backward, and ZeRO-3 also gathers parameters twice for every micro-batch** [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_numbers") [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed is for a
-# configuration file, or states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). FSDP2 is for PyTorch code, tensor parallelism with sharded parameters, and checkpoints that any
+# configuration file, or states on NVMe [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "file_each"). FSDP2 is for PyTorch code, tensor parallelism with sharded parameters, and checkpoints that any
 # number of ranks loads [14§2](14_three_dimensions.ipynb#2.-Compose "one_process") [16§2](16_runs_that_survive.ipynb#2.-How:-each-rank-writes-its-shard,-and-training-goes-on "on_two").
 #
 # *Fails:* you say ZeRO-3 shards activations.

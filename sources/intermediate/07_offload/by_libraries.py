@@ -1,4 +1,4 @@
-"""What lesson 07 runs in ranks: DeepSpeed's offload, and FSDP2's."""
+"""What lesson 07 runs in ranks: DeepSpeed's offload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from utils import Transformer, TransformerConfig, text_batches, text_tokens
 from utils.techniques.deepspeed import load_deepspeed
-from utils.techniques.fsdp import shard_blocks
 from utils.techniques.zero import resident, zero_config, zero_engine
 
 SMALL = TransformerConfig(vocabulary=256, hidden=128, layers=4, heads=4, feedforward=352)
@@ -74,20 +73,6 @@ def more_arms(folder: str, *, adam: bool, files: bool) -> dict[str, dict[str, An
             "offload_param": weights,
         }
     return arms
-
-
-def by_fsdp() -> list[float]:
-    """Losses of FSDP2 with `CPUOffloadPolicy`, in fp32."""
-    torch.manual_seed(0)
-    model = shard_blocks(Transformer(SMALL), precision="fp32", offload=True)
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = whole_loss(model, *batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def _held(

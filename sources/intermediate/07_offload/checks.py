@@ -18,8 +18,6 @@ from .offload_choice import OffloadItem, best_offload, offloaded_seconds, on_car
 from .run import RunError, StreamedRun, best_schedule
 from .streamed import judge_streamed
 
-_IN_MB = "That is MB. A GB has a thousand of them."
-
 without_offload = Question(
     "Lesson 07: what ZeRO-2 saves on one GPU without offload.",
     number("a number of bytes"),
@@ -28,33 +26,10 @@ without_offload = Question(
         14: "That is what it divides by the number of ranks. How many ranks are there?",
         14.0 / 16: "That is a share. How many bytes per parameter are gone on one rank?",
     },
-    nudge="A part of one is the whole. The first row of the table above counts it.",
+    nudge="A part of one is the whole. The first row of the table below counts it.",
     note="it partitions over one rank: nothing. Offload is what helps",
     expected="bytes saved per parameter",
 )
-
-
-@takes(number("a number of GB"))
-def offloaded_gigabytes(answer: float) -> Verdict:
-    """Lesson 07: what offloading the optimizer state of 20 million fp32 adapters would free."""
-    if equal(answer, 0.24, within=0.02):
-        return correct("two moments of four bytes and DeepSpeed's fp32 master copy: 0.24 GB of 24")
-    base = "That counts the frozen model. Nothing of it is in the optimizer."
-    verdict = judge(
-        answer,
-        0.16,
-        expected="bytes of Adam's moments, in GB",
-        within=0.02,
-        relative=0.1,
-        wrong={
-            0.08: "That is the weights, or one of the two moments. Adam keeps both.",
-            0.32: "Only the optimizer state goes. Weights and gradients of the adapters stay.",
-            160: _IN_MB,
-            240: _IN_MB,
-        },
-        nudge=base if answer > 1 else "Two moments per adapter parameter, four bytes each.",
-    )
-    return verdict or correct("two moments of four bytes: 0.16 GB of 24")
 
 
 def exposed(

@@ -14,8 +14,10 @@
 # **One question.** A full fine-tune of Llama-2-7B has 107.8 GB of states. On a card of 24 GB, how many bytes must stay, how
 # many cross the link to the host, and how many seconds does a step take?
 #
-# **Promise.** You offload by hand, then by DeepSpeed and by FSDP2, PyTorch's sharding. You leave with a script, and with lines
-# that estimate a step on your machine. New words: [glossary](../00_glossary.ipynb).
+# **Promise.** You offload by hand, then by DeepSpeed. You leave with a script, and with lines that estimate a step on your machine.
+# New words: [glossary](../00_glossary.ipynb).
+#
+# **Verdict.** If adapters are good enough, take QLoRA (lesson 06). Offload is for runs that must train all weights, at a price in seconds.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,11 +26,11 @@
 # %% [markdown]
 # ## A bet
 #
-# A step trains on 16 texts, four at once. The full fine-tune by DeepSpeed then sends 135 GB over the link, and QLoRA (lesson 06)
-# sends nothing. On the same card, how many times as long as QLoRA's is its step? Section 5 counts.
+# A step trains on 16 texts, four at once. By DeepSpeed the full fine-tune then sends 135 GB over the link, QLoRA nothing. How many
+# times as long as QLoRA's is its step?
 
 # %%
-my_bet_times = 10
+my_bet_times = ...
 
 # %% tags=["setup"]
 here = setup("intermediate/07")
@@ -36,6 +38,7 @@ here = setup("intermediate/07")
 # %% jupyter={"source_hidden": true}
 import inspect
 import math
+import textwrap
 from functools import partial
 
 import pandas as pd
@@ -59,7 +62,7 @@ from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.lessons.lesson_07.sides import draw_sides
 from utils.lessons.lesson_07.small_run import run_small
 from utils.lessons.lesson_07.speeds import training_speeds
-from utils.lessons.lesson_07.start_up import clone_lines, start_up
+from utils.lessons.lesson_07.start_up import start_up
 from utils.lessons.lesson_07.step_lanes import StepParts, step_lanes
 from utils.memory import host_memory
 from utils.models.finetune import finetune_step
@@ -76,19 +79,15 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.", *fil
 # %% [markdown]
 # ## 1. Optimizer state and gradients leave, weights stay
 #
-# A step needs each *weight* twice, in forward and in backward. It needs each *gradient* until the optimizer has used it, and the
-# *optimizer state* once: an fp32 master copy of the weights, and two moments. ZeRO-Offload
-# ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) therefore keeps only the weights of these on the card. Gradients and
-# optimizer state lie in the host's memory, and the CPU does the optimizer's step.
+# A step needs each *weight* in forward and in backward, each *gradient* until the optimizer has used it, and the *optimizer state*
+# once: an fp32 master copy of the weights, and two moments. So ZeRO-Offload
+# ([Ren and others 2021](https://arxiv.org/abs/2101.06840)) keeps of these only the weights on the card, and the CPU steps.
 
 # %%
 shape = model_shape("llama-2-7b")
 P, CARD = shape.parameter_count, gpu("RTX 4090").memory_bytes
 show(draw_flow(P, model="Llama-2-7B"),
      alt=f"Backward sends {2 * P / GB:.1f} GB of gradients down, the CPU steps on {12 * P / GB:.1f} GB of state, {2 * P / GB:.1f} GB of weights come up")
-
-# %% [markdown]
-# Of a card's 24 GiB programs get 25.4 GB. Compare the bars on the left with that line.
 
 # %%
 weights, gradients, state = {Category.PARAMETERS: 2 * P}, {Category.GRADIENTS: 2 * P}, {Category.OPTIMIZER_STATE: 12 * P}
@@ -101,13 +100,13 @@ show(draw_sides(placed, title="States of Llama-2-7B, bf16 training", evidence=Ev
                    for name, (card, host) in placed.items()))
 
 # %% [markdown]
-# **Read it.** In row two the gradients stay until backward ends, and pass the line. In row three each gradient leaves as soon as it
-# is made: 13.5 GB stay, and activations have room.
+# **Read it.** The line is what PyTorch reports of a 24 GiB RTX 4090. In row two gradients stay until backward ends, and pass it; the
+# host's are their fp32 copies. In row three each leaves as soon as it is made: 13.5 GB stay.
 #
-# ## 2. By hand: no loss changes
+# ## 2. Offload by hand, with the plain run's losses
 #
-# `Link` copies a tensor `down` to the host or `up` to the device, and counts the bytes. On a CPU both are one memory, so what is
-# made inside `host_memory()` counts as the host's.
+# `Link` copies a tensor `down` to the host or `up` to the device, and counts bytes. On a CPU both are one memory: what is made inside
+# `host_memory()` counts as the host's.
 #
 # **Optimizer and gradients.** A hook sends each gradient down as soon as it is complete.
 
@@ -140,8 +139,7 @@ class HostAdamW:
 
 # %% [markdown]
 # **Activations.** Autograd hands each tensor that it saves to a *pack* hook, and asks an *unpack* hook for it in backward.
-# Weights are among them, and stay where they are. PyTorch's own
-# `torch.autograd.graph.save_on_cpu(pin_memory=True)` sends them, too.
+# Weights are among them, and stay. PyTorch has a ready one: `torch.autograd.graph.save_on_cpu(pin_memory=True)` (for weights, too).
 
 
 # %%
@@ -161,13 +159,14 @@ def activations_on_host(weights, link):
 
 # %% [markdown]
 # **Weights, block by block.** `fetch` waits for one block's weights, and asks for the next block's, which travel while this one
-# computes. Backward fetches a block again and computes it again, then sends its gradients down.
+# computes. Backward fetches and computes each block again.
 
 # %%
-Code(inspect.getsource(streaming.Streamed), language="python")
+parts_of = (streaming.Stream.fetch, streaming.Stream.send, streaming.Streamed)
+Code("\n".join(textwrap.dedent(inspect.getsource(each)) for each in parts_of), language="python")
 
 # %% [markdown]
-# Each form trains a small transformer for 20 steps.
+# Each form trains the same small transformer for 20 steps.
 
 # %%
 long_batch = next(iter(text_batches(text_tokens(4 * 64 + 1), batch=4, sequence=64)))
@@ -193,37 +192,34 @@ show(draw_sides(sides, title="A small transformer in fp32, 4 texts of 64 tokens:
 pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** Offload changes no loss: each form has the plain run's.
-#
-# - *Optimizer, gradients* saves the optimizer state alone: at the plain run's peak, early in backward, no gradients exist yet.
-# - *Activations* moves the peak to where gradients exist. A tensor that two operations save crosses twice.
-# - *Blocks streamed* frees most, and its weights come up twice. At most two blocks of them are on the device, as *communication
-#   buffers*. *Temporaries* are the block that is computed again, with its gradients.
+# **Read it.** In these 20 steps each form has the plain run's losses. *Optimizer, gradients* saves the optimizer state alone, as at
+# the plain run's peak no gradients exist yet. *Blocks streamed* frees most, in part as it computes each block again. Its weights come
+# up twice, and at most two blocks of them are on the device, as *communication buffers*.
 #
 # ## 3. When does the link cost nothing?
 #
-# It costs nothing when a copy takes no longer than the compute beside it. A pass
-# that computes $c$ operations for each of $P$ parameters and $T$ tokens takes $c P T / F$ seconds, on a card of $F$ operations a
-# second. To send $b$ bytes a parameter takes $b P / B$ seconds, on a link of $B$ bytes a second. So the link
-# is hidden if a *micro-batch*, which is what the card takes at once, has at least this many tokens:
+# Where a copy runs beside compute that takes at least as long. A pass of $c$ operations for each of $P$ parameters and $T$ tokens
+# takes $c P T / F$ seconds at $F$ operations a second. To send $b$ bytes a parameter takes $b P / B$ seconds at $B$ bytes a second. So,
+# but for the first or last copy, the link is hidden from so many tokens in a *micro-batch* (what the card takes at once):
 #
 # $$T = \frac{b F}{c B}$$
 #
 # With every block checkpointed, forward has $c = 2$ and backward $c = 6$. Gradients in bf16, $b = 2$, leave in backward: $b / c = 2 / 6$.
-# Streamed weights come up in both passes, and the shorter one decides: $2 / 2$. $F$ and $B$ are
-# predicted here; the last cell measures them on your machine.
+# Streamed weights come up in both passes, and the shorter one decides: $2 / 2$.
+#
+# $F$ is $8 P T$ over the seconds that the course's planner predicts for Llama-2-7B, four texts at once. $B$ is the share of the
+# link's rate that NCCL assumes for PCIe 3 (`topo.h`).
 
 # %%
 CARDS = {name: training_speeds(shape, name) for name in ("RTX 4090", "A100 80GB", "H100")}
-rows = {name: {"F, TFLOP/s": F / 1e12, "B, GB/s": B / GB, "gradients are hidden from, tokens": 2 / 6 * F / B,
-               "streamed weights are hidden from, tokens": 2 / 2 * F / B} for name, (F, B) in CARDS.items()}
+rows = {name: {"F, TFLOP/s": F / 1e12, "F, of the card's peak": f"{F / 1e12 / gpu(name).bf16_tflops:.0%}", "B, GB/s": B / GB,
+               "B, of the link's": f"{B / gpu(name).host_link.link_bytes_per_second:.0%}",
+               "gradients are hidden from, tokens": 2 / 6 * F / B, "streamed weights are hidden from, tokens": 2 / 2 * F / B}
+        for name, (F, B) in CARDS.items()}
 pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("every block checkpointed, bf16, predicted")
 
 # %% [markdown]
-# **Read it.** On the RTX 4090 one text of 2,048 tokens hides its gradients, but with half of $B$ it would not. The faster cards
-# need more tokens, as they gain more in compute than in their links.
-#
-# The rule holds where copies run beside compute. DeepSpeed's ZeRO-2 by default copies after it: `overlap_comm` is off.
+# **Read it.** On the RTX 4090 one text of 2,048 tokens hides its gradients; with half of $B$ it would not.
 #
 # ## 4. DeepSpeed and FSDP2
 #
@@ -235,15 +231,22 @@ pd.DataFrame(rows).T.style.format(precision=0, thousands=",").set_caption("every
 #     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}})
 # ```
 #
-# `DeepSpeedCPUAdam` is AdamW in compiled code for the CPU. ZeRO-3 moves weights, too, by `offload_param`; with
-# `"device": "nvme"` it moves all to a disk, one more link ([ZeRO-Infinity](https://arxiv.org/abs/2104.07857)). FSDP2 moves
-# weights, gradients and optimizer state by one policy, for each block and then for the model:
+# `DeepSpeedCPUAdam` is AdamW compiled for the CPU. ZeRO-3 moves weights, too, by `offload_param`; with `"device": "nvme"` they go to
+# a disk ([ZeRO-Infinity](https://arxiv.org/abs/2104.07857)). FSDP2, PyTorch's sharding, moves weights, gradients and optimizer state by
+# one policy, for each block and then for the model. It is not run here: on a CPU it has nothing to move.
 #
 # ```python
 # fully_shard(block, offload_policy=CPUOffloadPolicy(pin_memory=True))
 # ```
 #
-# Each row below is one setting of DeepSpeed, trained in bf16. Look at what is left on the device just before the optimizer's step.
+# **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
+
+# %%
+saved_without_offload = ...
+check("07.without_offload", saved_without_offload)
+
+# %% [markdown]
+# Each row is one setting of DeepSpeed, trained in bf16, its tensors told apart by name. Look at what is left on the device.
 
 # %%
 cpu = {"device": "cpu"}
@@ -277,34 +280,16 @@ if found:
     for name in ("offloaded", "fault planted"):
         print(f"  {name}: losses {losses_apart(name, 'plain'):.0e} from those without offload")
 
-# %%
-sharded = run_ranks(by_libraries.by_fsdp, 1, timeout_seconds=900)[0]
-apart = max(abs(a / b - 1) for a, b in zip(sharded, losses["plain"], strict=True))
-print(f"FSDP2 with CPUOffloadPolicy, fp32: losses {apart:.0e} from the plain run of section 2")
-assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
-
 # %% [markdown]
-# **Read it.** *ZeRO-2, offloaded* keeps the bf16 weights on the device, 2 bytes a parameter, and a small buffer. The host has
-# section 1's 16 bytes, and a bf16 copy for the way up. Several micro-batches add the sum of their gradients in bf16: 20 bytes.
-# *ZeRO-3* keeps no weights on the device between steps: its 0.50 bytes are a bucket for gradients.
+# **Read it.** *ZeRO-2* alone keeps all 16 bytes. *Offloaded*, it keeps the bf16 weights on the device, 2 bytes a parameter. The
+# host has section 1's 16 bytes, and a bf16 copy for the way up. The 0.10 on either side is a buffer as large as the largest weight.
+# Several micro-batches add the sum of their gradients in bf16: 20 bytes.
 #
-# **Check your version.** From September 2024 ([#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550)) to April 2026
+# **Check your version.** From September 2024 ([#6550](https://github.com/deepspeedai/DeepSpeed/pull/6550)) until 0.19.0
 # ([#7967](https://github.com/deepspeedai/DeepSpeed/pull/7967)) DeepSpeed's ZeRO-1 and 2 with offload silently dropped all
-# gradients but the first micro-batch's. Release 0.19.0 is mended. The planted fault drops the same, and only the losses tell.
+# gradients but the first micro-batch's, as the planted fault does.
 #
-# **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
-
-# %%
-saved_without_offload = ...
-check("07.without_offload", saved_without_offload)
-
-# %% [markdown]
-# **Around adapters.** LoRA by PEFT trains 20 million parameters in fp32, without a master copy. How many GB does offloading
-# AdamW's state free?
-
-# %%
-freed_gb = ...
-check("07.offloaded_gigabytes", freed_gb)
+# **Around adapters** of rank 8, how much optimizer state is there to move?
 
 # %%
 per_block = {"two": 4 * shape.hidden, "all seven": 8 * shape.hidden + 3 * (shape.hidden + shape.feedforward)}
@@ -314,16 +299,16 @@ for targets_of, each in per_block.items():
           f"{12 * count / GB:.2f} with a master copy ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# Around adapters of rank 8 there is at most a hundredth of the card to move. Offload earns its keep where all weights train.
+# At most a hundredth of the card. Offloading the frozen weights or the activations beside adapters is not shown here.
 #
 # ## 5. The scenario as asked
 #
-# *"A 7B model on our 24 GB card, by PEFT and with offload."* By PEFT there is next to nothing to offload (section 4). So here
-# all weights train, on one RTX 4090, in steps of 16 texts of 2,048 tokens. **Nothing here has run on a card**: bytes are simulated or
+# *"A 7B model on our 24 GB card, by PEFT and with offload."* By PEFT there is next to no optimizer state to offload. So here
+# all weights train, on an RTX 4090, in steps of 16 texts of 2,048 tokens. **Nothing here has run on a card**: bytes are simulated or
 # predicted, seconds predicted.
 #
-# **The step fits.** Weights are in bf16, and every block is checkpointed. The peak is where backward begins. There stand 2 bytes a
-# parameter, and for each text at once the blocks' inputs and 12 bytes a logit.
+# **The step fits.** Weights are in bf16, and every block is checkpointed. At the peak stand 2 bytes a parameter, and for each text
+# at once the blocks' inputs and 12 bytes a logit.
 
 # %%
 LENGTH = 2048
@@ -346,8 +331,8 @@ for texts, name in {1: "step, gradients leave: 1 text", 4: "step, gradients leav
     assert abs(big[name].peak_bytes / expected - 1) < 0.03, "2 bytes a parameter and activations: what else stays?"
 
 # %% [markdown]
-# **The usual start does not fit.** ZeRO-2 makes fp32 masters on the host. For this it first clones the weights on the card, one
-# *parameter group* after another. `by_block` makes one for each block.
+# **The usual start does not fit.** To make fp32 masters on the host, ZeRO-2 first clones the weights on the card, one *parameter
+# group* after another. `by_block` makes one for each block.
 
 # %%
 def by_block(model):
@@ -358,7 +343,6 @@ def by_block(model):
 
 
 # %%
-print(*([] if zero_problem else clone_lines()), sep="\n")
 groupings = {"start, one group": lambda model: [list(model.parameters())], "start, a group a block": by_block}
 starts = {name: simulate(lambda: (AutoModelForCausalLM.from_config(llama_config(shape), dtype=torch.bfloat16).to("cuda"), None),
                          lambda model, _: start_up(groups(model), CARD), device="RTX 4090", name=name)
@@ -368,23 +352,22 @@ for words, name in {"one group": "ZeRO-2, offloaded", "a group a block": "by blo
 
 # %% jupyter={"source_hidden": true}
 bars = {name: ({Category.PARAMETERS: 2 * P, Category.TEMPORARIES: run.peak_bytes - 2 * P}, {}) for name, run in starts.items()}
-bars |= {name: (run.breakdown, {}) for name, run in big.items()}
-show(draw_sides(bars, title="Llama-2-7B: peaks of start and step", evidence=Evidence.SIMULATED, device="RTX 4090",
+for (name, run), texts in zip(big.items(), (1, 4), strict=True):
+    held = {Category.PARAMETERS: 2 * P, Category.ACTIVATIONS: texts * inputs, Category.LOGITS_AND_LOSS: texts * logits}
+    bars[name] = (held | {Category.TEMPORARIES: run.peak_bytes - sum(held.values())}, {})
+show(draw_sides(bars, title="Llama-2-7B: simulated peaks of start and step, in predicted parts", evidence=Evidence.SIMULATED, device="RTX 4090",
                 limit_bytes=CARD, limit=f"RTX 4090: {CARD / GB:.1f} GB"),
      alt="; ".join(f"{name}: {run.peak_bytes / GB:.1f} GB" for name, run in (starts | big).items()))
 
 # %% [markdown]
-# **Read it.** With one group the clone, in grey, stands beside all weights and passes the line. By block it is one block's.
-# Four texts fit, too. DeepSpeed's buffers come on top, such as the *bucket* that collects gradients: 0.2 GB in the script, 1 GB
-# by [default](https://www.deepspeed.ai/docs/config-json/).
+# **Read it.** With one group the clone, in grey, passes the line; by block it does not. Four texts fit, too. DeepSpeed's buffers come
+# on top, such as the *bucket* that collects gradients: 0.2 GB in the script.
+#
+# **The host needs more than 128 GiB.** DeepSpeed holds 20 bytes a parameter there, and *pins* all but the two moments: pinned memory
+# stays in place, so that the card can copy from it at the link's rate. PyTorch
+# [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) each pinned tensor up to a power of two.
 
-# %% [markdown]
-# **The host needs more than 128 GiB.** DeepSpeed holds 20 bytes a parameter there. All but the two moments it *pins*. Pinned memory
-# stays in place, and only from there does the card copy at the link's full rate. The price: PyTorch
-# [rounds](https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html) a pinned tensor up to a power
-# of two, and this takes DeepSpeed past 128 GiB. The plain loop of the last cell holds 18 bytes, pins 2 of them, and stays below.
-
-# %%
+# %% jupyter={"source_hidden": true}
 with torch.device("meta"):
     groups = by_block(AutoModelForCausalLM.from_config(llama_config(shape)))
 flat = [each * sum(p.numel() for p in group) for group in groups for each in (4, 4, 2)]  # masters, gradients, weights' way up
@@ -395,9 +378,8 @@ print(f"DeepSpeed: {20 * P / GB:.0f} GB as tensors, {host_bytes / GB:.0f} GB wit
 print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} GB; 128 GiB are {128 * 2**30 / GB:.0f} GB")
 
 # %% [markdown]
-# **The step takes about twice QLoRA's.** DeepSpeed copies after compute, so section 3's rule hides nothing: each copy adds its
-# seconds. A step of $m$ micro-batches has these parts, by the source of DeepSpeed 0.19.8. Each waits for the one before, but
-# weights come up beside AdamW.
+# **Seconds.** By default (`overlap_comm` off) DeepSpeed 0.19.8 copies on the stream that computes: backward stops at each full bucket.
+# By its source a step of $m$ micro-batches has these parts beside compute:
 #
 # | part | bytes a parameter | how often |
 # |---|---|---|
@@ -405,80 +387,73 @@ print(f"the last cell's loop: {18 * P / GB:.0f} GB, {loop_host_bytes / GB:.0f} G
 # | the new sum goes down | 2, link | $m$, if $m > 1$ |
 # | gradients go down in fp32 | 4, link | once |
 # | clip, AdamW, make bf16 | 8 + 28 + 6, host memory | once |
-# | weights come up | 2, link | once |
+# | weights come up, while AdamW works on the next group | 2, link | once |
 
 # %%
-F, B = CARDS["RTX 4090"]
-HOST = 2 / 3 * 2 * 8 * 5.6e9  # assumed: two thirds of two channels of DDR5-5600, 8 bytes wide; four modules, as for 160 GB, are usually slower
+batch, base = Batch(sequences=16, sequence_length=LENGTH), {"recompute": "full", "micro_batch": 4}
+deepspeed = base | {"offload": "optimizer", "framework": "deepspeed", "zero_stage": 2}
+WAYS = {"QLoRA": Plan(lora=Lora(base="nf4-dq"), framework="peft", **base),
+        "full + offload, 1 text": Plan(**deepspeed | {"micro_batch": 1}), "full + offload, 4 texts": Plan(**deepspeed)}
+cluster = Cluster(gpu=gpu("RTX 4090"), nodes=1, gpus_per_node=1, host_memory_bytes=200 * GB)
+told = {name: estimate(shape, cluster, plan, batch) for name, plan in WAYS.items()}
+computes = {name: one.step_seconds - one.time.optimizer for name, one in told.items()}  # seconds: one planner for all three
+B = CARDS["RTX 4090"].link
+HOST = 2 / 3 * 2 * 8 * 5.6e9  # assumed: two thirds of two channels of DDR5-5600, 8 bytes wide
 
 
-def full_step(texts, F=F, B=B, HOST=HOST):
-    m = 16 // texts
-    each = 2 * P / B if m > 1 else 0  # seconds of a sum, one way
-    return StepParts(compute=8 * P * texts * LENGTH / F, up=each, down=each, last_down=4 * P / B,
-                     step=(8 + 28 + 6) * P / HOST, weights=2 * P / B, micro_batches=m)
+def full_step(name, hidden=False, card=1.0, link=1.0, memory=1.0):
+    m = 16 // WAYS[name].micro_batch
+    each = 2 * P / (link * B) if m > 1 else 0  # seconds of a sum, one way
+    return StepParts(forward=2 / 8 * computes[name] / m / card, backward=6 / 8 * computes[name] / m / card, up=each, down=each,
+                     last_down=4 * P / (link * B), step=(8 + 28 + 6) * P / (memory * HOST), weights=2 * P / (link * B),
+                     micro_batches=m, hidden=hidden)
 
 
 # %% jupyter={"source_hidden": true}
 lanes = {}
-for name, texts in {"1 text at once": 1, "4 texts at once": 4}.items():
-    lanes |= {f"{name}: {lane}": spans for lane, spans in step_lanes(full_step(texts))[0].items()}
-title = f"Llama-2-7B by DeepSpeed, a step of 16 texts\nof {LENGTH:,} tokens on an RTX 4090:\nlink {B / GB:.0f} GB/s, host memory {HOST / GB:.0f} GB/s"
+for name, hidden in {"by default": False, "all hidden": True}.items():
+    lanes |= {f"{name}: {lane}": spans for lane, spans in step_lanes(full_step("full + offload, 4 texts", hidden))[0].items()}
+title = (f"Llama-2-7B by DeepSpeed, 16 texts of {LENGTH:,}\ntokens a step, 4 at once, on an RTX 4090:\nlink {B / GB:.0f} GB/s, host memory {HOST / GB:.0f} GB/s;"
+         "\nwhat takes turns is drawn in 4 pieces")
 show(draw_lanes(lanes, title=title, evidence=Evidence.PREDICTED),
-     alt="With 1 text at once the GPU waits for the link after each; with 4 it waits four times; AdamW on the CPU comes after both")
+     alt="By default backward stops for copies; if all were hidden it would not; AdamW on the CPU comes after both")
 
 # %% [markdown]
-# **Read it.** White in a GPU's row is waiting. The copies after a micro-batch take as long whatever its size: with 1 text at once
-# they come 16 times, with 4 texts four times.
-#
-# Next, beside QLoRA's step, and with other speeds:
+# **Read it.** White in a GPU's row is waiting. *All hidden* is a bound; how near `overlap_comm: true` comes is not shown here.
 
 # %%
-batch, base = Batch(sequences=16, sequence_length=LENGTH), {"recompute": "full", "micro_batch": 4}
-deepspeed = {"offload": "optimizer", "framework": "deepspeed", "zero_stage": 2}
-WAYS = {"QLoRA": (Plan(lora=Lora(base="nf4-dq"), framework="peft", **base), 0),
-        "full + offload, 1 text": (Plan(**base | deepspeed | {"micro_batch": 1}), 1),
-        "full + offload, 4 texts": (Plan(**base | deepspeed), 4),
-        "full + offload, 8 texts, chunked loss": (Plan(**base | deepspeed | {"micro_batch": 8, "loss": "chunked"}), 8)}
 buffers = 2 * 1e8 + 2 * shape.vocabulary * shape.hidden  # bytes of the script's bucket, and of the largest tensor
-cluster = Cluster(gpu=gpu("RTX 4090"), nodes=1, gpus_per_node=1, host_memory_bytes=200 * GB)
-told = {name: estimate(shape, cluster, plan, batch) for name, (plan, _) in WAYS.items()}
-
-
-def seconds(name, **rates):
-    texts = WAYS[name][1]
-    return step_lanes(full_step(texts, **rates))[1] if texts else told[name].step_seconds * F / rates.get("F", F)
-
-
-# %%
-sheet = {}
-for name, (_, texts) in WAYS.items():
-    peak = told[name].peak
-    card_bytes = peak.needed_bytes - peak.bytes_by_category.get(Category.COMMUNICATION, 0) + (buffers if texts else 0)
-    on_link = sum(span.end_seconds - span.start_seconds for span in step_lanes(full_step(texts))[0]["link"]) if texts else 0
-    sheet[name] = {"card, GB": card_bytes / GB, "host, GB": (host_bytes if texts else told[name].host_bytes) / GB,
-                   "crossing, GB": on_link * B / GB, "step, s": seconds(name)}
+chosen, sheet = "full + offload, 4 texts", {}
+for name in WAYS:
+    peak, full = told[name].peak, name != "QLoRA"
+    spans, step = step_lanes(full_step(name)) if full else ({"link": []}, told[name].step_seconds)
+    card_bytes = peak.needed_bytes - peak.bytes_by_category.get(Category.COMMUNICATION, 0) + (buffers if full else 0)
+    sheet[name] = {"card, GB": card_bytes / GB, "host, GB": (host_bytes if full else told[name].host_bytes) / GB,
+                   "crossing, GB": sum(each.end_seconds - each.start_seconds for each in spans["link"]) * B / GB,
+                   "compute, s": computes[name], "step, s": step}
 display(pd.DataFrame(sheet).T.style.format(precision=1).set_caption(
-    f"Llama-2-7B, 16 texts a step on {CARD / GB:.1f} GB (with CUDA's context); QLoRA: 4 at once, rank 8 on q and v; predicted"))
+    f"Llama-2-7B, 16 texts a step on {CARD / GB:.1f} GB (with CUDA's context); QLoRA: 4 at once, rank 8 on q and v; compute by one planner; predicted"))
 
 
-def ratio(**rates):
-    return seconds("full + offload, 4 texts", **rates) / seconds("QLoRA", **rates)
+def ratio(hidden=False, **faster):
+    return step_lanes(full_step(chosen, hidden, **faster))[1] / (told["QLoRA"].step_seconds / faster.get("card", 1))
 
 
-print(f"The full step takes {ratio():.1f} times as long as QLoRA's (predicted); your bet: {my_bet_times}.")
-for words, rate in {"the card computes": {"F": F}, "the link copies": {"B": B}, "host memory moves": {"HOST": HOST}}.items():
-    half, twice = (ratio(**{key: times * value for key, value in rate.items()}) for times in (0.5, 2))
-    print(f"  {words} half as fast: {half:.1f} times; twice as fast: {twice:.1f} times")
+print(f"The full step takes {ratio():.1f} times as long as QLoRA's (predicted); your bet: {'none' if my_bet_times is ... else my_bet_times}.")
+for words, part in {"the card computes": "card", "the link copies": "link", "host memory moves": "memory"}.items():
+    print(f"  {words} half as fast: {ratio(**{part: 0.5}):.1f} times; twice as fast: {ratio(**{part: 2}):.1f} times")
+F = CARDS["RTX 4090"].flops
+print(f"  all copies in backward hidden: {step_lanes(full_step(chosen, True))[1]:.1f} s, {ratio(True):.1f} times. By section 3's rule that needs",
+      f"{4 / 6 * F / B:,.0f} tokens, {8 / 6 * F / B:,.0f} in the last micro-batch; 4 texts have {4 * LENGTH:,}")
 
 # %% [markdown]
 # **The answer.** With four texts at once 13.5 GB of weights stay, and the peak is 20.4 GB. 135 GB cross. A step takes 27 s, which is
-# 1.9 times QLoRA's. This ratio hangs most on the card's speed: a card half as fast has 1.5, one twice as fast 2.6.
+# 1.9 times QLoRA's; with host memory half as fast as assumed, 2.2 times. With one text at once it takes 40 s, as sums cross with each
+# micro-batch: fill the card.
 #
-# **The verdict.** If adapters are good enough, take QLoRA, which needs half these GB. Offload is for runs that must train all
-# weights. Then fill the card: with four texts at once instead of one, a step falls from 40 s to 27 s. Eight save 2 s more. They need a loss in chunks ([lesson 05](05_checkpointing.ipynb); in `Trainer`, `use_liger_kernel=True`).
+# **The verdict.** If adapters are good enough, take QLoRA. Offload is for runs that must train all weights, at a price in seconds.
 #
-# **The script** follows. In it `by_block` replaces the two groups of Trainer:
+# **The script** follows, and makes one step of a tiny Llama on the CPU, by torch's AdamW, nothing pinned.
 
 
 # %%
@@ -494,9 +469,6 @@ def zero_offload(on_gpu):
 # %%
 run_text = script_text.run_text(LENGTH, big["step, gradients leave: 4 texts"].peak_bytes / GB)
 here.write_script("offload.py", script_text.IMPORTS, zero_offload, by_block, script_text.PACKED, script_text.TRAINER, run_text)
-
-# %% [markdown]
-# It starts, saves and loads: one step of a tiny Llama on the CPU, by torch's AdamW, nothing pinned.
 
 # %%
 if not zero_problem:
@@ -524,42 +496,40 @@ print(f"norm that the loop clips by: {norm:.3f}; norm of the gradients on the ho
 assert norm == 0 < there, "gradients should have left the device"
 
 # %% [markdown]
-# **Diagnose it.** Nothing is clipped, as no gradients are on the device any more, and no error says so. Clip
-# where they are. DeepSpeed does it by its own `gradient_clipping`.
+# **Diagnose it.** No gradients are on the device, and no error says so. Clip where they are; DeepSpeed does, by `gradient_clipping`.
 #
 # ## Recap
 #
 # Llama-2-7B in full on a 24 GB card, by DeepSpeed with four texts at once, predicted:
 #
-# - **What stays?** 2 bytes a parameter, 13.5 GB, if gradients leave as well as optimizer state. The host holds 16 to 20 bytes.
+# - **What stays?** 2 bytes a parameter, 13.5 GB. The host holds 160 GB.
 # - **What crosses?** 135 GB a step.
-# - **How long?** 27 s, 1.9 times QLoRA's. The link would cost nothing from $bF/(cB)$ tokens a micro-batch on, but only with copies
-#   beside compute.
-# - ZeRO-2 partitions nothing on one GPU. Its offload helps where all weights train.
+# - **How long?** 27 s, 1.9 times QLoRA's; with host memory half as fast as assumed, 2.2 times. The link is not hidden, as by
+#   default DeepSpeed's copies do not run beside compute.
+# - **Verdict.** If adapters are good enough, take QLoRA. Offload is for runs that must train all weights, at a price in seconds.
 #
 # ### Test yourself
 #
-# A full fine-tune of Llama-2-7B by DeepSpeed with offload runs on an H100, with 64 micro-batches of 512 tokens a step. It is
-# slow. What do you change first?
+# A full fine-tune of Llama-2-7B by DeepSpeed with offload runs on an H100, in 64 micro-batches of 512 tokens a step. What do you change
+# first?
 #
 # <details><summary>Answer</summary>
 #
-# Take larger micro-batches. While the card waits, $m > 1$ of them send $4m + 2$ bytes a parameter. At 48 GB/s that takes 36.2 s with
-# 64, and 2.5 s with four of 8,192 tokens. Compute takes 3.9 s.
+# Larger micro-batches, as far as memory goes. While the card waits, $4m + 2$ bytes a parameter cross: at 48 GB/s 36.2 s with $m = 64$,
+# 2.5 s with four of 8,192 tokens. Compute takes 3.9 s.
 #
 # </details>
 #
-# **Where next.** Do the [lab](../../labs/intermediate/07_offload.ipynb), in a copy: `make my-labs` makes one. Then compare
-# with the [solution](../../solutions/intermediate/07_offload.ipynb).
+# **Where next.** The [lab](../../labs/intermediate/07_offload.ipynb), in a copy (`make my-labs`), then its
+# [solution](../../solutions/intermediate/07_offload.ipynb).
 
 # %% [markdown]
 # ## On Monday
 #
-# **With transformers and DeepSpeed**: `build/lesson-07/offload.py`, which section 5 wrote. Its first lines say what to install and
-# how to start it.
+# **With transformers and DeepSpeed**: `build/lesson-07/offload.py`, whose first lines say how.
 #
-# **In plain PyTorch**, for a host of 128 GiB, with a checkpointed `model` in bf16 on the card, and its `loader`. Gradients
-# travel beside backward, and the CPU adds them up. It has not run on a card either.
+# **In plain PyTorch**, for a host of 128 GiB, a checkpointed `model` in bf16 on the card, and its `loader`. Gradients travel beside
+# backward; the CPU adds them up, in seconds that are not counted here. It has not run on a card either.
 #
 # ```python
 # from collections import deque

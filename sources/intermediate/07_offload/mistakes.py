@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -19,25 +17,6 @@ from . import offload_choice as choice
 from .run import StreamedRun
 
 known = KnownAnswers()
-known.mistakes(
-    "offloaded_gigabytes",
-    one_moment=(0.08, "one of the two moments"),
-    all_states=(0.32, "Only the optimizer state goes"),
-    frozen_model=(56, "Nothing of it is in the optimizer"),
-    megabytes=(160, "That is MB"),
-    megabytes_with_master_copy=(240, "That is MB"),
-    a_quarter=(0.04, "Two moments"),
-    not_finite=(math.nan, "no finite number"),
-    half=(0.5, "Two moments"),
-    with_its_unit=("0.16 GB", "a number of GB"),
-)
-known.rights(
-    "offloaded_gigabytes",
-    two_moments=0.16,
-    with_master_copy=0.24,
-    of_numpy=np.float32(0.16),
-    of_numpy_in_double=np.float64(0.24),
-)
 known.mistakes(
     "without_offload",
     what_it_divides=(14, "How many ranks"),

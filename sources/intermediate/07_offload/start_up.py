@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from importlib import import_module
 
 import torch
 from torch import Tensor, nn
 
 from utils.memory import host_memory
 
-__all__ = ["clone_lines", "start_up"]
-
-CLONE = ".detach().clone().to("
-
-
-def clone_lines() -> list[str]:
-    """Of the installed DeepSpeed: the lines in which ZeRO-1 and 2 clone weights to make masters."""
-    source = inspect.getsource(import_module("deepspeed.runtime.zero.stage_1_and_2"))
-    lines = source.splitlines()
-    places = [number for number, line in enumerate(lines) if CLONE in line]
-    return [f"{n + 1}: {lines[n].strip()} {lines[n + 1].strip()}" for n in places]
+__all__ = ["start_up"]
 
 
 @torch.no_grad()

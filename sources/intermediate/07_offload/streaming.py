@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +25,6 @@ from utils.memory.observer import note_storages
 from .link import Link
 
 __all__ = ["stream_blocks"]
-
-
-class Work(NamedTuple):
-    """A block's pass on the device, in seconds of `time.perf_counter()`."""
-
-    kind: str
-    block: int
-    start_seconds: float
-    end_seconds: float
 
 
 class Stream:
@@ -56,7 +46,6 @@ class Stream:
         self._link, self._ahead = link, ahead
         self._coming: dict[int, list[Future[Tensor]]] = {}
         self._going: list[tuple[nn.Parameter, Future[Tensor]]] = []
-        self.log: list[Work] = []
 
     def fetch(self, number: int, following: int) -> dict[str, Tensor]:
         """A block's weights on the device, by name; `following` begins to come."""
@@ -86,10 +75,6 @@ class Stream:
             with host_memory():
                 parameter.grad = arrived if parameter.grad is None else parameter.grad + arrived
         self._going.clear()
-
-    def note(self, kind: str, number: int, start_seconds: float) -> None:
-        """Note a pass that began then and ends now."""
-        self.log.append(Work(kind, number, start_seconds, time.perf_counter()))
 
     def _ask(self, number: int) -> None:
         self._coming[number] = [self._link.send_up(p) for p in self.blocks[number].parameters()]
@@ -135,21 +120,19 @@ class Streamed(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.stream, ctx.number, ctx.others = stream, number, others
-        weights, start = stream.fetch(number, number + 1), time.perf_counter()
+        weights = stream.fetch(number, number + 1)
         y = stream.compute(weights, x, *others)
-        stream.note("forward", number, start)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stream, number = ctx.stream, ctx.number
         x = ctx.saved_tensors[0].detach().requires_grad_()
-        weights, start = stream.fetch(number, number - 1), time.perf_counter()
+        weights = stream.fetch(number, number - 1)
         leaves = {name: weight.requires_grad_() for name, weight in weights.items()}
         with torch.enable_grad():
             y = stream.compute(leaves, x, *ctx.others)
         first, *rest = torch.autograd.grad(y, [x, *leaves.values()], gradients)
-        stream.note("backward", number, start)
         stream.send(number, rest)
         return first, None, None, None
 
