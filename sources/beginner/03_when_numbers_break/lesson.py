@@ -333,7 +333,7 @@ pd.DataFrame(table, index=pd.Index(on_cpu, name="result of"))
 
 # %% [markdown]
 # **Read it.** Of these seven the CPU lifts only the two losses. Below, `CudaList` emulates CUDA's autocast for
-# the operations of this lesson. No list knows your network. Your own cure: no autocast around the fragile part, and fp32 into it.
+# the operations of this lesson. Your own cure: no autocast around the fragile part, and fp32 into it.
 
 # %%
 class Fp32Norm(Norm):
@@ -381,6 +381,8 @@ with_adam = train(FP16, scaled=True, clip=1.0, unscale=False, adam=True, lr=0.00
 summary(f"fault, Adam, norm {with_adam[0].step_norm:.2g}", with_adam)
 
 # %% [markdown]
+# **Read it.** Adam trains: only its norm shows the fault.
+#
 # ### (b) The loss stands still, and the scale is not the reason
 #
 # The inputs come in raw sensor units, a thousand times larger. Look at the map of zero gradients.
@@ -454,12 +456,12 @@ print(f"skipped: {len(skipped)}, of which {sum(not math.isfinite(r.loss) for r i
 
 # %% [markdown]
 # **Diagnose it.** The loss breaks first, and in every skipped step. That is *before* the scale, so no
-# scale cures it: $e^{x}$ passes 65,504 at $x = 11.1$. Cure: a loss in
-# fp32, as by CUDA's list, which lifts `exp`; or `F.cross_entropy`, which subtracts the maximum first.
+# scale cures it: $e^{x}$ passes 65,504 at $x = 11.1$. Cure: the loss in fp32 (CUDA's list lifts `exp`), or `F.cross_entropy`, which
+# subtracts the maximum first.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
 #
-# Look at the first steps. Rings mark where the last layer's weights get gradients of zero, as in (b).
+# Rings mark where the last layer's weights get gradients of zero, as in (b).
 
 # %%
 rates = twins({"lr": 3.0})
@@ -569,17 +571,17 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #
 # | step | look at | if so |
 # |---|---|---|
-# | 1 | did the loss rise before the first bad step? | learning rate, warm-up (d) |
+# | 1 | did the loss rise before the first bad step? | learning rate (d) |
 # | 2 | fp16: does the scale fall and rise? | no fault, if the loss falls and the batches are clean (§3) |
 # | 3 | fp16: does it fall without end? | overflow in forward (c), NaN in weights, too large a rate (d) |
 # | 4 | is the first tensor that is not finite an "input"? | data; look before forward (e) |
 # | 5 | of another kind? | the table of §3; `autocast(enabled=False)` and `.float()` there (§4) |
 # | 6 | fp16: the norm stepped with, against the clip | `unscale_` before clipping (a) |
-# | 7 | are gradients zero? | with outputs of zero: fp32 there (b); else a scaler, or a larger loss (§3) |
+# | 7 | are gradients zero? | with outputs of zero: fp32 there (b); else a scaler (§3) |
 # | 8 | a flat loss: what share of the weights moved? | 16-bit weights: keep fp32 ones (§3) |
 # | 9 | training is fine, evaluation is NaN | batch norm's statistics: `update_bn` (§6) |
 #
-# Not shown here: **ranks**. They average gradients, so one rank's NaN reaches all, and in fp16 all must skip together.
+# Not shown here: **ranks**. They average gradients, so one rank's NaN reaches all.
 #
 # Do the [lab](../../labs/beginner/03_when_numbers_break.ipynb) in a copy (`make my-labs`), then see its
 # [solution](../../solutions/beginner/03_when_numbers_break.ipynb).
@@ -709,8 +711,6 @@ pd.DataFrame([{"measured on this CPU": fault} | {name: verdict(runs[name]) for n
 #     if scaler.get_scale() < 1 or in_a_row == 10 and not scaler.is_enabled():
 #         raise FloatingPointError(f"{in_a_row} steps in a row were skipped: this is no search for a scale")
 # ```
-#
-# In a healthy run `bad_batches` stands still, and in bf16 `skipped_steps`; in fp16 that grows as section 3 says.
 #
 # **transformers** leaves NaN out of the mean loss that it logs. Log unfiltered, and stop before such weights are saved:
 #
