@@ -105,7 +105,7 @@ def test_a_loss_that_comes_back_is_marked_where_it_was_not_finite() -> None:
     records[1] = StepRecord(1, math.nan, 8.0, True, math.nan, None)
     figure = draw_twins({"fp16": records}, title="mine")
     (ticks,) = [line for line in figure.axes[0].lines if "not finite" in str(line.get_label())]
-    assert list(ticks.get_xdata()) == [1] and "loss not finite" in texts(figure)
+    assert list(ticks.get_xdata()) == [1] and "fp16: loss not finite" in texts(figure)
 
 
 def test_a_run_that_ends_is_named_at_its_last_loss() -> None:

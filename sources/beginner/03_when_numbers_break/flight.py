@@ -106,7 +106,7 @@ def _draw_twin(axes: Axes, row: int, name: str, records: Sequence[StepRecord]) -
         heights = [values[step] for step in dead]
         axes.plot(dead, heights, "o", ms=12, mfc="none", color="black", label=RINGED)
     gaps = [r.step for r in records[:last] if not math.isfinite(r.loss)]
-    _mark_not_finite(axes, gaps, label="loss not finite")
+    _mark_not_finite(axes, gaps, label=f"{name}: loss not finite")
     if ends and last >= 0:
         axes.annotate(
             f"{name} ends",
