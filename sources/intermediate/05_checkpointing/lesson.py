@@ -27,8 +27,8 @@
 #
 # ## A bet
 #
-# Every block runs again in backward. By how many percent do a step's operations grow (matrix
-# products and attention)? Replace the 0.
+# Every block runs again in backward. By how many percent do a step's operations grow (matrix products
+# and attention)? Replace the 0.
 
 # %%
 my_bet_percent = 0
@@ -111,8 +111,8 @@ show(figure, alt="Bytes alive through a step, twice; each moment has its height 
      "checkpointed: a low slope in forward, then nine teeth in backward that stand on growing gradients.")
 
 # %% [markdown]
-# **Read it.** On the left every activation waits for backward. On the right forward keeps of the blocks only their inputs. In
-# backward one block at a time runs again, and its activations come back: a **tooth**. A block's input is its **edge**,
+# **Read it.** On the left every activation waits for backward. On the right forward keeps of the blocks only their
+# inputs. In backward one block at a time runs again, and its activations come back: a **tooth**. A block's input is its **edge**,
 # and all else that it saves for backward its **inside**. Four moments may be the peak:
 #
 # | moment | alive beside parameters and optimizer state, every block checkpointed |
@@ -532,8 +532,8 @@ print(f"a token: {plain / (4 * 2048) / 1e9:.2f} billion operations;", ", ".join(
 
 # %% [markdown]
 # **How many blocks, then?** The limit is the room divided by 1.08. What the plain step reserves above it is the overflow.
-# Divide that by what one block gives back (here in the run with seven), and round up to $k$. While the first $k$ do not fit, take one more
-# (`fewest_blocks`).
+# Divide that by what one block gives back (here in the run with seven), and round up to $k$. While the first $k$ do
+# not fit, take one more (`fewest_blocks`).
 
 # %%
 freed_bytes = (by_name["none"].peak_bytes - by_name["the first 7 blocks"].peak_bytes) / 7
