@@ -15,8 +15,8 @@
 # it fits, and what does that cost?
 #
 # **The answer.** Find the moment that decides the peak. If it is where backward begins, checkpoint the first blocks, as
-# many as the overflow asks for: each runs again in backward. Compare the time with fewer sequences a step. (At 1.3B this
-# choice is simulated; a GPU ran other ways.)
+# many as the overflow asks for: each runs again in backward. Compare the time with fewer sequences a step.
+# (At 1.3B: simulated.)
 #
 # **Promise.** You write a checkpoint by hand, measure five ways to choose, and fit 1.3 billion parameters on a simulated
 # 40 GB card.
@@ -242,8 +242,7 @@ show(figure, alt="Measured peaks against counted extra operations, each with the
 
 # %% [markdown]
 # **Read it.** *Every block* counts less than 33%, mostly because PyTorch stops a second run once all that was saved
-# is back, before the block's last product. The rest is attention's backward, and the head, which runs once. *Segments of
-# 3* save one last product in three blocks, so cost more.
+# is back, before the block's last product. *Segments of 3* save one last product in three blocks, so cost more.
 #
 # **Question.** You checkpoint only the *last* of nine blocks. Does the peak fall by its whole inside (`"yes"`), or by less
 # (`"no"`)?
@@ -373,7 +372,7 @@ for name, (loss, held_out, updates) in found.items():
 
 # %% [markdown]
 # **Read it.** Training losses are equal, but a batch that should count by 0.1 in the running mean counts
-# by 1 - 0.9² = 0.19, and evaluation uses that. (On noise a lower loss means nothing.)
+# by 1 - 0.9² = 0.19, and evaluation uses that.
 #
 # ### Break it, diagnose it
 #
@@ -591,8 +590,8 @@ show(figure, alt="Tokens a second over the memory that a step reserved, for four
 # about half as much.
 #
 # **Compare at a similar peak.** Left of the line is what a 40 GB card could hold, at an H200's speed. There *none* with 2
-# sequences is faster than *selective* with 4 and *every block* with 8, and about as fast as *every 2nd* with 4. The first
-# seven blocks with 4 were not run. (MFU counts attention unmasked.)
+# sequences is faster than *selective* with 4 and *every block* with 8, and about as fast as *every 2nd* with 4. (MFU counts
+# attention unmasked.)
 
 # %% [markdown]
 # ## Recap
