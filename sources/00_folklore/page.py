@@ -19,7 +19,7 @@
 # |---|---|---|
 # | memory = 18 x parameters x bytes per parameter | fp32 Adam 16 bytes, mixed 16, or 18 with fp32 gradients | [01](beginner/01_where_memory_goes.ipynb#A-folklore-formula "the folklore, 18 x 4") |
 # | mixed precision halves training memory | states stay; activations halve in a large batch; at batch 1 Adam's step decides, and the peak does not move | [02 §3](beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "ResNet-50 with Adam, one image and several") |
-# | checkpoint everything | tiny layers can raise the peak; batch norm's statistics move twice | [05 §3](intermediate/05_checkpointing.ipynb#3.-Where-it-gives-little-back "each tiny layer"), [05 §4](intermediate/05_checkpointing.ipynb#4.-What-it-can-break "plain checkpoint") |
+# | checkpoint everything | tiny layers can raise the peak; batch norm's statistics move twice | [05 §3](intermediate/05_checkpointing.ipynb#3.-Where-it-costs-memory "each tiny layer"), [05 §4](intermediate/05_checkpointing.ipynb#4.-What-it-can-break "plain checkpoint") |
 # | checkpointing costs 33% | 1.3B on an H200, 4 sequences a step: all blocks take 26% more time, selective 21% (eager PyTorch 2.11) | [05 §6](intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "gpt1b_recompute") |
 # | LoRA trains 0.1% of parameters, so saves 99.9% of memory | of states, yes; weights and activations stay | [06 §2](intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains") |
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9, a step's peak more than three times that | [06](intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §5](intermediate/06_seven_billion.ipynb#5.-Seven-billion,-simulated "draw_budget_map") |

@@ -15,7 +15,8 @@
 # it fits, and what does that cost?
 #
 # **The answer.** Find the moment that decides the peak. If it is where backward begins, checkpoint the first blocks, as
-# many as the overflow asks for: each runs forward once more. Compare the time with fewer sequences a step.
+# many as the overflow asks for: each runs again in backward. Compare the time with fewer sequences a step.
+# (At 1.3B: simulated.)
 #
 # **Promise.** You write a checkpoint by hand, measure five ways to choose, and fit 1.3 billion parameters on a simulated
 # 40 GB card.
@@ -26,7 +27,8 @@
 #
 # ## A bet
 #
-# Every block runs again in backward. By how many percent does a step's arithmetic grow? Replace the 0.
+# Every block runs again in backward. By how many percent do a step's operations grow (matrix products
+# and attention)? Replace the 0.
 
 # %%
 my_bet_percent = 0
@@ -109,8 +111,8 @@ show(figure, alt="Bytes alive through a step, twice; each moment has its height 
      "checkpointed: a low slope in forward, then nine teeth in backward that stand on growing gradients.")
 
 # %% [markdown]
-# **Read it.** On the left every activation waits for backward. On the right forward keeps only the blocks' inputs. In
-# backward one block at a time runs again, and its activations come back: a **tooth**. A block's input is its **edge**,
+# **Read it.** On the left every activation waits for backward. On the right forward keeps of the blocks only their
+# inputs. In backward one block at a time runs again, and its activations come back: a **tooth**. A block's input is its **edge**,
 # and all else that it saves for backward its **inside**. Four moments may be the peak:
 #
 # | moment | alive beside parameters and optimizer state, every block checkpointed |
@@ -153,18 +155,18 @@ class Forgetful(torch.autograd.Function):
 # A block with dropout, plain and forgetful:
 
 # %%
-def first_layer_gradient(call):
+def loss_and_gradients(call):
     torch.manual_seed(0)
     first = nn.Linear(32, 32)
     block = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Dropout(0.2), nn.Linear(128, 32))
     loss = call(block, first(torch.randn(64, 32))).square().mean()
     loss.backward()
-    return loss.item(), first.weight.grad
+    return loss.item(), torch.cat([p.grad.flatten() for p in (*first.parameters(), *block.parameters())])
 
 
-plain_loss, plain = first_layer_gradient(lambda block, x: block(x))
+plain_loss, plain = loss_and_gradients(lambda block, x: block(x))
 for replay in (True, False):
-    loss, found = first_layer_gradient(lambda block, x: Forgetful.apply(block, replay, x))
+    loss, found = loss_and_gradients(lambda block, x: Forgetful.apply(block, replay, x))
     print(f"replay {replay!s:<5}  same loss: {loss == plain_loss}  same gradients: {torch.equal(found, plain)}")
 
 # %% [markdown]
@@ -226,7 +228,7 @@ def heights(run, unit_bytes):
 
 extra_percent = {way: 100 * (count / operations["none"] - 1) for way, count in operations.items()}
 for way, run in runs.items():
-    print(f"{way:<13} peak {format_bytes(run.peak_bytes)}: {heights(run, 2**20)} (measured)  {extra_percent[way]:+5.1f}% operations (counted)")
+    print(f"{way:<13} peak {format_bytes(run.peak_bytes)}: {heights(run, 2**20)} (measured)  {extra_percent[way]:+5.1f}% products and attention (counted)")
 model, optimizer = build(**WAYS["every block"])
 with set_checkpoint_early_stop(False), FlopCounterMode(display=False) as counter:
     one_step(model, optimizer)
@@ -240,8 +242,7 @@ show(figure, alt="Measured peaks against counted extra operations, each with the
 
 # %% [markdown]
 # **Read it.** *Every block* counts less than 33%, mostly because PyTorch stops a second run once all that was saved
-# is back, before the block's last product. The rest is attention's backward, and the head, which runs once. *Segments of
-# 3* save one last product in three blocks, so cost more.
+# is back, before the block's last product. *Segments of 3* save one last product in three blocks, so cost more.
 #
 # **Question.** You checkpoint only the *last* of nine blocks. Does the peak fall by its whole inside (`"yes"`), or by less
 # (`"no"`)?
@@ -317,7 +318,7 @@ print(", ".join(f"{name}: {format_bytes(peak)}" for name, peak in peaks.items())
 # **Read it.** One graph is one segment. With budget 0.0 it keeps only inputs, then all insides come back: nearly the peak
 # of *none*. A graph a block comes near *every block*.
 #
-# ## 3. Where it gives little back
+# ## 3. Where it costs memory
 #
 # A checkpoint keeps its input, so it pays only if the layer would keep *more*. A linear layer keeps just its input. A ReLU
 # keeps its result: the next layer's input.
@@ -371,7 +372,7 @@ for name, (loss, held_out, updates) in found.items():
 
 # %% [markdown]
 # **Read it.** Training losses are equal, but a batch that should count by 0.1 in the running mean counts
-# by 1 - 0.9² = 0.19, and evaluation uses that. (On noise a lower loss means nothing.)
+# by 1 - 0.9² = 0.19, and evaluation uses that.
 #
 # ### Break it, diagnose it
 #
@@ -510,7 +511,7 @@ show(figure, alt="Peaks of eight ways, stacked by category, each in an outline o
 # more than simulated. The 8% was set on them. The plain step overflows at its loss peak:
 #
 # - **Logits.** In chunks the peak is 3.1 GiB lower.
-# - **Activations.** *Every block* drops most, *selective* nearly half, seven blocks 5.0 GiB. First and last seven tie: *yes*
+# - **Activations.** Of 18.7 GiB, seven blocks take 5.0, *selective* 8.6, *every block* most. First and last seven tie: *yes*
 #   and *open* are closer than the simulator's error. **Choose the first:** their insides come back last, so their teeth
 #   are lower.
 # - **Cast weights:** autocast's bf16 copies stay until its `with` ends, a plain block's until its backward. With
@@ -530,8 +531,8 @@ print(f"a token: {plain / (4 * 2048) / 1e9:.2f} billion operations;", ", ".join(
 
 # %% [markdown]
 # **How many blocks, then?** The limit is the room divided by 1.08. What the plain step reserves above it is the overflow.
-# Divide that by what one block gives back, and round up to $k$. While the first $k$ do not fit, take one more
-# (`fewest_blocks`).
+# Divide that by what one block gives back (here in the run with seven), and round up to $k$. While the first $k$ do
+# not fit, take one more (`fewest_blocks`).
 
 # %%
 freed_bytes = (by_name["none"].peak_bytes - by_name["the first 7 blocks"].peak_bytes) / 7
@@ -579,18 +580,18 @@ for n in (1, 2, 4, 8):
 figure = draw_speeds(record.rows, token_flops=plain / (4 * 2048), peak_flops=card("H200").bf16_tflops * 1e12, device=f"{record.device}, {record.date}",
                      title=f"Recorded: 1.3B, 2,048 tokens a sequence, bf16, eager PyTorch {record.provenance['torch'].partition('+')[0]}", room_bytes=room_bytes)
 show(figure, alt="Tokens a second over the memory that a step reserved, for four ways and 1, 2, 4 and 8 sequences, with a line at what a 40 GB "
-     "card leaves. Filled points, which no other beats in both: every block of 2 and 4, none of 2, 4 and 8, every 2nd of 4.")
+     "card leaves. Filled points, than which no other is faster for up to 1% more memory: every block of 2 and 4, none of 2, 4 and 8, every 2nd of 4.")
 
 # %% [markdown]
 # **Read it.** Tensors came out as simulated, within 0.5%. From 4 sequences on, half of the blocks (*every 2nd*) take about
 # half of the extra time of *every block*. At 1 sequence a second run costs far more than its operations.
 #
-# *Selective* repeats no product, but eager PyTorch 2.11 asks Python about each operation, and the cheap ones run twice. At
-# 1 and 2 sequences it costs more than *every block*, at 8 about half as much.
+# *Selective* repeats no product, yet at 1 and 2 sequences it costs more time than *every block* (eager PyTorch 2.11), at 8
+# about half as much.
 #
-# **Compare at an equal peak.** Left of the line is what a 40 GB card could hold, at an H200's speed. There *none* with 2
-# sequences is faster than *selective* with 4 and *every block* with 8, and about as fast as *every 2nd* with 4. The first
-# seven blocks with 4 were not run. (MFU counts attention unmasked.)
+# **Compare at a similar peak.** Left of the line is what a 40 GB card could hold, at an H200's speed. There *none* with 2
+# sequences is faster than *selective* with 4 and *every block* with 8, and about as fast as *every 2nd* with 4. (MFU counts
+# attention unmasked.)
 
 # %% [markdown]
 # ## Recap
@@ -601,10 +602,10 @@ show(figure, alt="Tokens a second over the memory that a step reserved, for four
 #
 # | the peak | lower it by | price at 1.3B |
 # |---|---|---|
-# | optimizer step | `fused=True`, smaller states | |
+# | optimizer step | on a GPU `fused=True`; smaller states | |
 # | loss peak: logits | the loss in chunks | 2% more operations by hand |
 # | loss peak: activations | fewer sequences, accumulated | gradients stay, smaller products |
-# | | the first $k$ blocks, longer segments | 1% more operations a block |
+# | | the first $k$ blocks | 1% more operations a block |
 # | | selective | 2.8 to 1.1 times the time, from 1 to 8 sequences (recorded: H200, eager 2.11) |
 # | first tooth | every block | 25% more operations |
 # | | segments nearer $\sqrt{n/(1+r)}$ | |

@@ -64,7 +64,7 @@ def draw_tradeoff(
                 ls="--",
                 lw=1.5,
                 zorder=1,
-                label="blue: no other way is lower and cheaper",
+                label="blue: any lower peak costs more",
             )
         for cost, peak in points:
             chosen = (cost, peak) in front
