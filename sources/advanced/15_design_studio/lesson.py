@@ -213,7 +213,7 @@ changes = [{"change": row.change, "verdict": row.verdict, "because": row.reason}
 display(pd.DataFrame(changes).style.hide().set_caption("The winner for 130B with one choice changed (predicted)"))
 
 # %% [markdown]
-# **Read it.** The *error* is 5%. Of collectives only the seconds that compute does not hide count.
+# **Read it.** The *error* is 5%, a middling one; two of the six pairs below are off by more. Of collectives only the seconds that compute does not hide count.
 #
 # With TP 8 one replica runs all 1,536 micro-batches. The winner's two run half each, and a ring of 4 sends 3/4 of a tensor, one of 8
 # sends 7/8: 2,609 GB a GPU and step over NVLink, not 6,088.
@@ -347,7 +347,7 @@ studio([asked, larger], prices={"A100-80GB": usd}, start={"model": "130B"})
 # ### What the money buys
 #
 # The reviewer's *tokens* names a smaller model of the same loss, by [Besiroglu's](https://arxiv.org/abs/2404.10102) fit of
-# [Chinchilla's](https://arxiv.org/abs/2203.15556) runs, up to about 16B; 39B is near it. Not B200: no run here
+# [Chinchilla's](https://arxiv.org/abs/2203.15556) runs, up to about 16B. 39B is near the one named. Not B200: no run here
 # tests its speed.
 
 # %%
@@ -382,7 +382,7 @@ check("15.highest_usd", highest_usd)
 
 # %% [markdown]
 # The other way: at the price asked, which MFU suffices, with 8 spare, failures at their worst, storage paid? A way out holds where the
-# red line is left of what is published: by Korthikanti on A100, by Megatron-Core on H100.
+# red line is left of what is published: by Korthikanti on A100, by Megatron-Core on H100. Other runs lie lower and higher.
 
 # %%
 def mfu_to_reach(model, gpu, tokens, usd_per_gpu_hour, spare=8, working=left.share[0]):
@@ -444,10 +444,10 @@ print(f"# written to build/lesson-15: {len(files)} files for {plan_name(signed)}
 # - Not as asked: at \$2.79 a GPU and hour the money lasts only at 61% of the data sheet's FLOP/s, even if no GPU fails; the best
 #   published run of Megatron-LM here has 56%. On 64 H100 and 8 spare we sign at \$2.95, if the network is in it: that needs 23%, and
 #   the least of its nine published runs there has 41%.
-# - Do the sum first: 14, 16 or 18 bytes per parameter, 6 FLOP per parameter and token:
+# - Do the sum first: 14, 16 or 18 bytes per parameter, 6 FLOP per parameter and token (attention is left out):
 #
 # ```python
-# 6 * 131e9 * 300e9 / (64 * 312e12 * 0.53) / 86_400  # 258 days at an MFU of 53%
+# 6 * 131e9 * 300e9 / (64 * 312e12 * 0.53) / 86_400  # 258 days at 53% of the data sheet's rate
 # 258 * 24 * 64 * 2.79  # $1.11M with no spare, if nothing fails
 # ```
 #
@@ -477,7 +477,7 @@ for name, plan in plans.items():
 # **1.** 49 GB of states a GPU: TP 8 in the node and PP 8 over nodes need 62 GiB and recompute nothing.
 #
 # **2.** Optimizer states go to the host. The main worries: time, 583 days if nothing fails, and the network. On 10G Ethernet the best
-# takes 2.1 times as long, ZeRO-3 58.6.
+# takes 2.1 times as long, and ZeRO-3 58.6 times as long as the best takes on HDR.
 #
 # </details>
 #
