@@ -479,10 +479,13 @@ show(draw_layer_times(chosen, title="A layer of GPT-3 175B on A100s, one sequenc
 # %% [markdown]
 # **Read it.** From TP 4 to TP 8 kernels take half as long, and collectives longer. So the predicted price rises.
 #
-# - **More ranks** raise it by 12% from 4 to 8, and by 23% from 8 to 16, even if NVLink joins all sixteen.
-# - **A slow network** adds 216%, with one NIC to a node. Eight NICs add 7%, too little for these predictions to tell.
+# - **More ranks** raise it by 12% from 4 to 8, and by 23% from 8 to 16, even if NVLink joins all sixteen: by 7% and 13% where
+#   collectives take half as long.
+# - **A slow network** adds 216%, with one NIC to a node. Eight NICs add 7% to a node of sixteen, too little for these
+#   predictions to tell.
 #
-# So where ranks wait, take as few as memory allows, and keep them off a slow network.
+# So where ranks wait, take as few as memory allows, and keep them off a slow network. What the GPUs that this frees do next, more
+# replicas, has its own price.
 #
 # **"TP = 8, always" is folklore.** [BLOOM's
 # log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) tried both on 384 A100s
@@ -494,7 +497,8 @@ pairs = bloom_prequel_pairs()
 pairs[pairs["micro-batch"] == 4]
 
 # %% [markdown]
-# **Read it.** TP 4 was faster in three of four pairs, by 7% at most, and slower in one, by 3%. So try both.
+# **Read it.** TP 4 was faster in three of four pairs, by 7% at most, and slower in one, by 3%. At micro-batch 2 its pairs
+# favour TP 4 more. So try both.
 #
 # ## Break it, diagnose it
 #
@@ -531,7 +535,8 @@ for left_out in (False, True):
 # - **Kept** (a GPT layer with dropout, without scores, on four ranks): 47% of one GPU's activations, since all between two pairs of
 #   matrices stays whole. With the sequence split by hand 25%, by DTensor's plan 34% (predicted).
 # - **Sent:** one sum a pair forward ($g$) and one backward ($f$). With the sequence split a quarter more, if inputs are gathered again.
-# - **Time** (predicted, GPT-3's layer on A100s): where ranks wait, take as few as memory allows, and keep them off a slow network.
+# - **Time** (predicted, GPT-3's layer on A100s): where ranks wait, take as few as memory allows, keep them off a slow network, and
+#   try both sizes.
 # - A forgotten sum of the norms' gradients does not show in the first loss, but in replicas that drift apart.
 #
 # Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb) in a copy (`make my-labs`), then see
