@@ -15,7 +15,7 @@
 # Then you decide what to narrow when you serve Llama-2: weights, the cache, or both.
 #
 # **The verdict**, predicted: narrowing both, to 4-bit weights and an 8-bit cache, leaves the fewest bytes to keep, and to read for a token. If
-# you narrow one, 4-bit weights save more up to 36,574 cached tokens in Llama-2-7B, an 8-bit cache above; in the 70B up to 618,528.
+# you narrow one, 4-bit weights save more up to 36,574 cached tokens in Llama-2-7B, an 8-bit cache above; in the 70B, by tokens that fit, always.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -277,10 +277,10 @@ show(draw_price({"0.9 million, groups of 32,\nfour bytes (measured)": ours} | ti
 print("published:", published.source())
 for bits in (4, 3):
     found = [published.growth(size, bits, way) for size in large for way in published.METHODS]
-    print(f"Llama-2, {bits} bits: perplexity +{min(found):.1f}% to +{max(found):.1f}% (published)")
+    print(f"Llama-2-7B and 70B, {bits} bits: perplexity +{min(found):.1f}% to +{max(found):.1f}% (published)")
 
 # %% [markdown]
-# **Read it.** At 4 bits GPTQ costs least in ours; in Llama-2, measured by AWQ's own authors, AWQ. Newer models are not shown here.
+# **Read it.** At 4 bits GPTQ costs least in ours; in these two Llama-2, measured by AWQ's own authors, AWQ. Newer models are not shown here.
 #
 # Models of billions of parameters [have outliers](https://arxiv.org/abs/2208.07339). `with_outlier` plants one and leaves the function as it
 # is: each block's norms make channel 7 thirty times as large, and what reads it divides its weights. As trained, do any channels stand out?
@@ -495,7 +495,7 @@ table_of_eight.style.set_caption("eight requests of 4,096 tokens (predicted); bl
 # %% [markdown]
 # **Read it.** Narrowing both, to 4-bit weights and an 8-bit cache, leaves the fewest bytes to keep, and to read for a token. If you narrow
 # one, 4-bit weights save more up to 36,574 cached tokens in Llama-2-7B, so at these 32,768 and at half as many, an 8-bit cache above, so at
-# twice as many; in the 70B up to 618,528.
+# twice as many. In the 70B they do up to 618,528 tokens, and 16-bit weights fit no card here with an 8-bit cache: so always.
 # The 70B at 8 + 8 fits one A100 with a tenth free; with a fifth only 4-bit weights do.
 #
 # Quality: on tasks of Llama-3.1 [Kurtic and others 2024](https://arxiv.org/abs/2411.02355) saw no loss in fp8 W8A8, 1 to 3% in int8 W8A8, and
@@ -526,10 +526,10 @@ for name, text in {"Python sources": calibration, "a hex dump": hex_dump}.items(
 #
 # ## Recap
 #
-# - **How many bits?** Try 4 for the weights: in Llama-2's published rows they cost 2.4 to 4.8% of perplexity, 3 bits 12.7 to 21.8%.
+# - **How many bits?** Try 4 for the weights: in the published rows of Llama-2-7B and 70B they cost 2.4 to 4.8% of perplexity, 3 bits 12.7 to 21.8%.
 # - **Which method?** GPTQ makes errors cancel, AWQ gives columns with large inputs finer steps. Measure on your own text and tasks.
 # - **Weights, cache or both?** Narrowing both, to 4-bit weights and an 8-bit cache, leaves the fewest bytes to keep, and to read for a token. If
-#   you narrow one, 4-bit weights save more up to 36,574 cached tokens in Llama-2-7B, an 8-bit cache above; in the 70B up to 618,528.
+#   you narrow one, 4-bit weights save more up to 36,574 cached tokens in Llama-2-7B, an 8-bit cache above; in the 70B, by tokens that fit, always.
 #
 # **Next** the [lab](../../labs/intermediate/08_smaller_weights.ipynb), its
 # [solution](../../solutions/intermediate/08_smaller_weights.ipynb), and [lesson 09](09_sharding.ipynb).
