@@ -113,7 +113,7 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], u
 
 # %% [markdown]
 # **Read it.** With all weights trained, the states fill more than four cards. A frozen weight needs neither gradient nor
-# optimizer state: LoRA leaves 14.1 GB, packed weights 4.5 GB. No bar has activations yet.
+# optimizer state: LoRA leaves 14.1 GB, packed weights 4.5 GB.
 #
 # ## 2. LoRA by hand
 #
@@ -205,11 +205,11 @@ show(draw_kept(kept, "One block of Llama-2-7B: rank 16, bf16 autocast, flash att
      alt="; ".join(f"{' '.join(name.split())}: {sum(parts.values()) / 1000:.0f} KB a token" for name, parts in kept.items()))
 
 # %% [markdown]
-# **Read it.** With adapters a block keeps a third less at best than the first bar, whose weights are also fp32;
-# checkpointed, next to nothing.
+# **Read it.** With adapters a block keeps a third less at best than the first bar, whose weights are fp32; checkpointed,
+# next to nothing.
 #
 # - A linear layer keeps its input for the gradient of its weight. A frozen one keeps nothing.
-# - Backward still passes through norms, attention, activation function and the product after it, which keep theirs.
+# - Norms, attention, activation function and the product after it keep theirs.
 # - Each adapter keeps its input. On query and value alone that is less, but QLoRA's authors needed all linear layers to
 #   match full fine-tuning (published: QLoRA, section 4).
 # - Beside packed layers, under autocast, `peft` omits a cast of the input, so adapters with the same input share it.
@@ -278,8 +278,8 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
       f"16 bits, {packed_weights / GB:.1f} GB ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** Your weights' codes are those of `bitsandbytes`. The model takes 3.9 GB and not 3.4: scales take room, and the
-# embeddings and the *head*, the matrix that scores the vocabulary, stay in 16 bits.
+# **Read it.** Your weights' codes are those of `bitsandbytes`. The model takes 3.9 GB and not 3.4: scales take room, and
+# the embeddings and the *head*, the matrix that scores the vocabulary, stay in 16 bits.
 # [Lesson 08](08_smaller_weights.ipynb) measures what four bits cost in quality.
 #
 # ## 4. The whole run
@@ -383,8 +383,8 @@ if four_bits:
 
 # %% [markdown]
 # **Read it.** Training lowers the held-out loss from 5.84 to 5.70. The adapters learned beside *rounded* weights; `merge`
-# adds them to unrounded ones. What that costs this base cannot
-# show: rounding moves its loss by 0.0001. Evaluate the model that you will serve.
+# adds them to unrounded ones. This base cannot show what that costs: rounding moves its loss by 0.0001. Evaluate the
+# model that you will serve.
 #
 # ## 5. Seven billion, simulated
 #
@@ -406,9 +406,8 @@ print(f"recorded over simulated, at most: peak {(runs['peak, recorded'] / runs['
 # **Read it.** The peaks agree to two decimals. The card reserved up to 1.097 times what was simulated. The map divides by
 # that in all four ways; LoRA's own runs give 1.031. All six ran on another card.
 #
-# Now Llama-2-7B on a simulated RTX 4090 in four ways. `scripted` builds it as `qlora` did, with or without four bits and
-# checkpointing, under bf16 autocast; `accumulated_step` runs forward, backward and optimizer. Look at where each line
-# meets the usable memory:
+# Now Llama-2-7B on a simulated RTX 4090 in four ways. `scripted` builds it as `qlora` did, under bf16 autocast;
+# `accumulated_step` runs forward, backward and optimizer. Look at where each line meets the usable memory:
 
 # %%
 def peak(way, texts, length=1024, padded=False, **changes):
@@ -439,8 +438,7 @@ show(figure, alt="GB over tokens: a line each for " + ", ".join(found) + ", and 
 
 # %% [markdown]
 # **Read it.** A line is what the allocator reserves for a micro-batch, in texts of 1,024 tokens without padding. It goes
-# through two simulated points; its ring marks where it meets the usable memory. Four bits lower a line and flatten it a
-# little; checkpointing flattens it most.
+# through two simulated points; its ring marks where it meets the usable memory.
 #
 # *Micro-batches* divide many texts, and a single text cannot be cut: your longest one decides. The printed lines take one
 # text each, padded.
@@ -464,8 +462,8 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # 3. **LoRA with checkpointing** keeps 16 bits. A text of 4,096 tokens fits, all that Llama-2 can read.
 # 4. **QLoRA with checkpointing** has room for the most texts at once. A card of 12 GB cannot hold 16-bit weights.
 #
-# Rows 2 and 3 hold with both allowances doubled. Call their seconds a tie, because four bits can cost more than predicted
-# (litgpt, below). Where both fit, it is a trade: row 2 rounds the weights, row 3 computes the blocks twice.
+# Rows 2 and 3 hold with both allowances doubled. Call their seconds a tie (litgpt, below), and the rows a trade: row 2
+# rounds, row 3 computes twice.
 #
 # So on 24 GB no text of Llama-2-7B needs both four bits and checkpointing (simulated). Checkpointing is enough for all
 # 4,096 tokens, four bits for 2,048. Other models need their own map. The bet:
@@ -483,16 +481,16 @@ if four_bits:
 # **Read it.** "QLoRA 7B takes 3.5 GB" is folklore: most of this peak is activations. Nearly all of them are 171 KB (section
 # 2) x 32 blocks x 2,048 tokens, 11.2 GB. So checkpointing makes room for four texts, and four bits do not.
 #
-# Both cost time; the table's seconds are predicted. For 1,000 iterations on one text of Alpaca each, litgpt took 3.83
-# minutes with four bits and 2.36 without (published: Llama-2-7B, A100), a longer delay than the table's. Time yours.
+# Both cost time. For 1,000 iterations on one text of Alpaca each, litgpt took 3.83 minutes with four bits and 2.36
+# without (published: Llama-2-7B, A100), a longer delay than the table's. Time yours.
 #
 # ### The scenario as asked: a script for a real card
 #
 # *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* The functions of section 4, in one
-# file, do the first three; here they ran on the small base and a CPU alone, not on a GPU in bf16. First accept the model's licence on the Hub and log in
-# (`hf auth login`). A line of `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
+# file, do the first three; here they ran on the small base and a CPU alone, not on a GPU in bf16. First accept the model's
+# licence on the Hub and log in (`hf auth login`). A line of `pairs.jsonl` is `{"prompt": "...", "answer": "..."}`.
 #
-# Its four texts of 1,024 tokens need checkpointing, and not four bits: to keep 16 bits, omit `quantization_config`. To
+# Its four texts of 1,024 tokens need checkpointing, not four bits: to keep 16 bits, omit `quantization_config`. To
 # compute nothing twice, keep four bits, omit the checkpointing line, and take 8 micro-batches of 2.
 #
 # ZeRO-2 ([lesson 07](07_offload.ipynb)) divides gradients and optimizer state over cards. Of adapters these are half a GB:
