@@ -462,7 +462,7 @@ display(pd.DataFrame(rows).T.style.format(precision=1).set_caption(f"{CARD}: byt
 # 3. **LoRA with checkpointing** keeps 16 bits. A text of 4,096 tokens fits, all that Llama-2 can read.
 # 4. **QLoRA with checkpointing** has room for the most texts at once. A card of 12 GB cannot hold 16-bit weights.
 #
-# Rows 2 and 3 hold with both allowances doubled. Call their seconds a tie (litgpt, below), and the rows a trade: row 2
+# Rows 2 and 3 hold with the printed 19.8 GB too. Call their seconds a tie (litgpt, below), and the rows a trade: row 2
 # rounds, row 3 computes twice.
 #
 # So on 24 GB no text of Llama-2-7B needs both four bits and checkpointing (simulated). Checkpointing is enough for all
