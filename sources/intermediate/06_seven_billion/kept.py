@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PARTS = {  # what a tensor is kept for, and how it is filled
     "norms": ("#94a4a2", ""),
     "attention": ("#3f90da", ""),
-    "activation function": ("#ffa90e", "//"),
+    "activation function and product": ("#ffa90e", "//"),
     "inputs of trained linear layers": ("#bd1f01", "\\\\"),
     "inputs of adapters": ("#832db6", ""),
     "input of the block": ("black", ""),
@@ -182,7 +182,7 @@ def _part(path: str, layer: nn.Module) -> str:
     if path.endswith(("_proj", "base_layer")):
         adapted = hasattr(layer, "base_layer")
         return "inputs of adapters" if adapted else "inputs of trained linear layers"
-    return "attention" if path.startswith("self_attn") else "activation function"
+    return "attention" if path.startswith("self_attn") else "activation function and product"
 
 
 __all__ = ["PARTS", "draw_kept", "kept_by_block"]

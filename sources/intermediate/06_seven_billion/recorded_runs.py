@@ -20,7 +20,7 @@ def beside_recorded(packed: bool) -> pd.DataFrame:
         if how.method not in METHODS or (how.method == "qlora" and not packed):
             continue
         step = row.simulated()
-        times = f", {how.accumulation} times" if how.accumulation > 1 else ""
+        times = f", {how.accumulation} micro-batches" if how.accumulation > 1 else ""
         table.append(
             {
                 "model": row.model.rpartition("/")[2],
