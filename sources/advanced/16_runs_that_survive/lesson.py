@@ -83,7 +83,7 @@ for (hours, those), mean in zip(runs.items(), days.mean(1), strict=True):
     saving, lost = (sum(span.end_seconds - span.start_seconds for span in those[drawn] if span.kind == kind) / HOUR for kind in ("saving", "lost"))
     lanes[f"every {hours:g} h: {saving:.1f} h saving, {lost:.1f} h lost"] = those[drawn]
     print(f"every {hours:g} h: {mean:.2f} days, mean of 200 runs (simulated)")
-show(draw_days(lanes, title="One of 200 runs: failures every 8 h on average, save 5 min, restart 30 min"),
+show(draw_days(lanes, title="Failures every 8 h on average, save 5 min, restart 30 min"),
      alt="Three runs: the one with frequent saves spends a day on saving, the one with rare saves loses more than a day, the middle one ends first.")
 
 # %% [markdown]
@@ -145,7 +145,7 @@ for rate in (3.8, 24.0):
     apart = max(abs(found.mean() - working_share(t, 60.0, 900.0, mean)) for t, found in simulated[name].items())
     print(f"{name}: mean of 1,000 runs and formula at most {100 * apart:.2f} points apart, at five intervals")
     assert apart < 0.005, "formula and runs differ"
-show(draw_goodput(simulated, formula, title="1,000 runs of 30 days of work on 256 GPUs (simulated): save 60 s, restart 15 min", bet_seconds=bet),
+show(draw_goodput(simulated, formula, title="1,000 runs of 30 days of work, 256 GPUs: save 60 s, restart 15 min", bet_seconds=bet),
      alt="Goodput over the interval: flat around its best at both rates, and falling on both sides; your bet, if any, as a line.")
 
 # %% [markdown]
@@ -235,7 +235,7 @@ def saved_meanwhile(folder):
     run.step(0)
     under_way = dcp.async_save(run.pieces(), checkpoint_id=folder / "async", process_group=group)
     is_whole = (folder / "async/.metadata").exists()  # it is written last
-    right = run.step(1)  # changes all weights, and did not wait
+    right = run.step(1)  # changes all weights, before any wait
     under_way.result()  # waits, and raises what went wrong in the thread
     again = Small(hidden=256)
     dcp.load(pieces := again.pieces(), checkpoint_id=folder / "async")
@@ -363,7 +363,7 @@ def save_by_hand(pieces, folder, step, keep=2, reaches=lambda state: None, plann
 
 
 # %% [markdown]
-# A load takes the newest checkpoint whose checksums are right, if each has a `checksums.json` that can be read:
+# A load takes the newest checkpoint whose checksums are right, if each has a readable `checksums.json`:
 
 # %%
 def newest_whole(folder):
