@@ -57,7 +57,7 @@ def test_files_are_drawn_from_what_the_checkpoint_says(tmp_path: Path) -> None:
     figure = draw_files(tmp_path / "one", "weight", 2, title="T")
     told = " ".join(text.get_text() for text in figure.axes[0].texts)
     assert "rank 0 of 1 writes\nrows 0 to 7" in told and "__0_0.distcp" in told, told
-    assert "rank 1 of 2 reads\nrows 4 to 7" in told, told
+    assert "rank 1 of 2 needs\nrows 4 to 7" in told, told
     with pytest.raises(ValueError, match="a tensor of the checkpoint; got bias"):
         draw_files(tmp_path / "one", "bias", 2, title="T")
 

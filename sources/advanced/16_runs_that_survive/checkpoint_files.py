@@ -18,12 +18,12 @@ _RANK, _FILE, _NAMELESS = "#92dadd", "#e6e6e6", "#ffffff"
 
 
 def draw_files(folder: Path, name: str, readers: int, *, title: str) -> Figure:
-    """Who wrote the rows of one tensor of a checkpoint into which file, and which ranks read them.
+    """Who wrote the rows of one tensor of a checkpoint into which file, and which ranks need them.
 
     Args:
         folder: of the checkpoint.
         name: of the tensor, as the checkpoint has it.
-        readers: how many ranks read it, each as many rows.
+        readers: how many ranks need it, each as many rows.
         title: of the figure.
 
     Raises:
@@ -50,7 +50,7 @@ def draw_files(folder: Path, name: str, readers: int, *, title: str) -> Figure:
         heights = [(reader + 0.5) * len(pieces) / readers - 0.5 for reader in range(readers)]
         for reader, height in enumerate(heights):
             rows = f"rows {round(reader * share)} to {round((reader + 1) * share) - 1}"
-            _box(axes, 2, height, f"rank {reader} of {readers} reads\n{rows}", _RANK)
+            _box(axes, 2, height, f"rank {reader} of {readers} needs\n{rows}", _RANK)
             _arrow(axes, (1.07, len(pieces)), (2, height), "--")
         for place, (first, count) in enumerate(pieces):
             size = format_bytes((folder / files[first]).stat().st_size)
@@ -64,7 +64,7 @@ def draw_files(folder: Path, name: str, readers: int, *, title: str) -> Figure:
         told = ".metadata, written last:\nwhere each piece lies"
         _box(axes, 1, len(pieces), told, _NAMELESS)
         _bare(axes, title, len(pieces))
-        print_evidence(figure, [Evidence.MEASURED], [f"{len(pieces)} ranks"])
+        print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], [f"{len(pieces)} ranks"])
     return figure
 
 

@@ -83,7 +83,7 @@ for (hours, those), mean in zip(runs.items(), days.mean(1), strict=True):
     saving, lost = (sum(span.end_seconds - span.start_seconds for span in those[drawn] if span.kind == kind) / HOUR for kind in ("saving", "lost"))
     lanes[f"every {hours:g} h: {saving:.1f} h saving, {lost:.1f} h lost"] = those[drawn]
     print(f"every {hours:g} h: {mean:.2f} days, mean of 200 runs (simulated)")
-show(draw_days(lanes, title="One of 200 runs: failures every 8 h, save 5 min, restart 30 min"),
+show(draw_days(lanes, title="Failures every 8 h on average, save 5 min, restart 30 min"),
      alt="Three runs: the one with frequent saves spends a day on saving, the one with rare saves loses more than a day, the middle one ends first.")
 
 # %% [markdown]
@@ -99,8 +99,8 @@ for log in FAILURE_LOGS:
 display(pd.DataFrame(rows).style.hide().set_caption(f"Rates from published numbers; hours and failures of {gpus} GPUs predicted from them"))
 
 # %% [markdown]
-# **Read it.** In 30 days a job on 256 GPUs would stop about 4 times by one log and 23 times by another; RSC-1 itself has two
-# rates, of its nodes and of its large jobs. So count what stops *your* jobs. Here we use 3.8 and 24.
+# **Read it.** In 30 days a job on 256 GPUs would stop about 4 times by one log and 23 times by another. So count
+# what stops *your* jobs. Here we use 3.8 and 24.
 #
 # **Goodput** is the share of wall time that is work which lasted. A save costs $d$ of training time, and failures come every $M$
 # on average (the *mean time between failures*). With $t$ of work between saves, saving takes about $d/t$ of the time, and
@@ -145,7 +145,7 @@ for rate in (3.8, 24.0):
     apart = max(abs(found.mean() - working_share(t, 60.0, 900.0, mean)) for t, found in simulated[name].items())
     print(f"{name}: mean of 1,000 runs and formula at most {100 * apart:.2f} points apart, at five intervals")
     assert apart < 0.005, "formula and runs differ"
-show(draw_goodput(simulated, formula, title="1,000 runs of 30 days on 256 GPUs (simulated): save 60 s, restart 15 min", bet_seconds=bet),
+show(draw_goodput(simulated, formula, title="1,000 runs of 30 days of work, 256 GPUs: save 60 s, restart 15 min", bet_seconds=bet),
      alt="Goodput over the interval: flat around its best at both rates, and falling on both sides; your bet, if any, as a line.")
 
 # %% [markdown]
@@ -215,16 +215,16 @@ after = run_ranks(save_after_three, 4, work / "four")[0]
 for moments in (True, False):
     on_two = run_ranks(load_here, 2, work / "four", moments)[0]
     apart = max(abs(a - b) for a, b in zip(after, on_two, strict=True))
-    print(f"2 ranks, {'all loaded' if moments else 'moments zero'}: 3 losses, up to {apart:.1e} from those of the 4 ranks (measured)")
+    print(f"2 ranks, {'all loaded' if moments else 'a fresh optimizer'}: 3 losses, up to {apart:.1e} from those of the 4 ranks (measured)")
     assert (apart < 1e-5) == moments, "two ranks go on where four stopped, with all pieces alone"
 
 # %%
-show(draw_files(work / "four", "model.embed.weight", 2, title="One tensor of the checkpoint: written by 4 ranks, read by 2"),
-     alt="Four ranks write rows of one tensor into a file each; two ranks read its rows from two files each, as .metadata tells them.")
+show(draw_files(work / "four", "model.embed.weight", 2, title="One tensor of the checkpoint: written by 4 ranks, needed by 2"),
+     alt="Four ranks write rows of one tensor into a file each; two ranks need rows from two files each, as .metadata tells them.")
 
 # %% [markdown]
-# **Read it.** Of this tensor each of two ranks reads rows from two files: DCP *reshards*. All loaded, three losses lie within a
-# millionth of those of the four ranks; with moments of zero more than a thousand times as far.
+# **Read it.** Of this tensor each of two ranks needs rows from two files: DCP *reshards*. All loaded, three losses lie within a
+# millionth of those of the four ranks; with a fresh optimizer more than a thousand times as far.
 #
 # `dcp.save` returns when all is written. `dcp.async_save` copies the shard to host memory and returns, and a thread writes the
 # copy. Do the files hold the weights of the call?
@@ -235,7 +235,7 @@ def saved_meanwhile(folder):
     run.step(0)
     under_way = dcp.async_save(run.pieces(), checkpoint_id=folder / "async", process_group=group)
     is_whole = (folder / "async/.metadata").exists()  # it is written last
-    right = run.step(1)  # changes all weights, while the thread writes
+    right = run.step(1)  # changes all weights, before any wait
     under_way.result()  # waits, and raises what went wrong in the thread
     again = Small(hidden=256)
     dcp.load(pieces := again.pieces(), checkpoint_id=folder / "async")
@@ -286,8 +286,8 @@ display(pd.DataFrame(rows).style.hide().set_caption(
 
 # %% [markdown]
 # **Read it.** For this run `dcp.async_save` at its own best interval beats `dcp.save` at its own in each row: by about 0.5 to 1.3
-# points at the low rate, 1 to 3 at the high one. The slowdown is not measured here: put what your steps lose during a write
-# into $d$.
+# points at the low rate, 1 to 3 at the high one. With steps a tenth slower and 10 GB/s: save every 3.2 or 1.3 h. The slowdown
+# is not measured here.
 #
 # ## 3. A save that is cut off: what is whole gets its name last
 #
@@ -363,7 +363,7 @@ def save_by_hand(pieces, folder, step, keep=2, reaches=lambda state: None, plann
 
 
 # %% [markdown]
-# A load takes the newest checkpoint whose checksums are right:
+# A load takes the newest checkpoint whose checksums are right, if each has a readable `checksums.json`:
 
 # %%
 def newest_whole(folder):
@@ -424,13 +424,13 @@ print("by dcp.load: it loads; losses were", *(f"{a:.4f}" for a in right), "and a
 print("by load_newest: it loads step", told(load, changed))
 
 # %% [markdown]
-# **Read it.** `dcp.load` takes the changed byte without a word. With checksums the load lands on the save before: this is why two
-# are kept.
+# **Read it.** `dcp.load` loads the changed byte. With checksums the load lands on the save before: this is why two are kept.
 #
 # ## 4. What: the six pieces of an exact resume
 #
-# Weights, moments, the **schedule** of the learning rate, the **scaler** of fp16, the **place in the data** (which torchdata's
-# `StatefulDataLoader` knows), and the **random states** of every rank. This run has all six; `restore` can forget one:
+# Weights, moments (with Adam's count of steps), the **schedule** of the learning rate, the **scaler** of fp16, the **place in the
+# data** (which torchdata's `StatefulDataLoader` knows), and the **random states** of every rank. This run has all six; `restore`
+# can forget one:
 
 # %%
 print(inspect.getsource(Run))
@@ -445,7 +445,7 @@ def pieces_of(run):  # what ranks share is saved once; what a rank has for itsel
 
 def restore(run, pieces, forget):
     own, fresh, optimizer = pieces[f"rank {dist.get_rank()}"], Run(), pieces["optimizer"]
-    if forget == "moments":  # zeros instead; the learning rate stands in param_groups, and is kept
+    if forget == "moments":  # zeros and Adam's step 1 instead; the learning rate stands in param_groups, and is kept
         optimizer = optimizer | {"state": get_state_dict(fresh.model, fresh.optimizer)[1]["state"]}
     set_state_dict(run.model, run.optimizer, model_state_dict=pieces["model"], optim_state_dict=optimizer)
     if forget != "schedule":
@@ -497,9 +497,8 @@ assert curves["nothing"] == whole[SAVED:], "with all pieces the losses are equal
 assert all(curves[piece] != whole[SAVED:] for piece in forgotten[1:]), "each piece matters"
 
 # %% [markdown]
-# **Read it.** With all six pieces no bit of the 20 losses differs. Without any one of the last five, losses differ, yet by 0.15 at
-# most. So compare by `==`, not by eye, and not the first loss alone: lost moments show in the second, a lost schedule or scaler
-# later.
+# **Read it.** With all six pieces no bit of the 20 losses differs. Without any one of the last five, losses differ. Compare
+# by `==`, and not the first loss alone: lost moments show in the second, a lost schedule or scaler later.
 #
 # A trap is left. `Run` adds noise to its data from a generator seeded by row and epoch. Now it comes from the global generator of
 # the loader's worker:
@@ -520,9 +519,9 @@ shutil.rmtree(work, ignore_errors=True)
 #
 # ## Recap
 #
-# - Save every $\sqrt{2\,d\,M}$; $d$ is all training time that a save costs. In our table half or twice of it cost 1.1 points at most.
-# - Each rank copies its shard to the host and trains on while it is written. For 175B on 64 A100 this beats `dcp.save` in each
-#   predicted row.
+# - Save every $\sqrt{2\,d\,M}$; $d$ is all training time that a save costs. In our table half or twice this interval cost 1.1 points at most.
+# - Each rank copies its shard to the host and trains on while it is written. For 175B on 64 A100, with steps 5 to 20% slower
+#   during a write (assumed), this beats `dcp.save` in each predicted row.
 # - A checkpoint gets its name when it is whole. Checksums tell whether it still is.
 # - With all six pieces, and noise seeded by row and epoch, 20 losses were equal bit for bit on this CPU. A GPU also needs
 #   deterministic kernels and collectives, which is not tested here.
