@@ -146,7 +146,7 @@ print(seen["decisions"], seen["accounting"], sep="\n\n")
 # %%
 lines = seen["log"].splitlines()
 near = [any("srun" in line for line in lines[max(0, i - 3) : i + 4]) for i in range(len(lines))]
-print(*(line if near[i] else "..." for i, line in enumerate(lines) if near[i] or near[i - 1]), sep="\n")
+print(*(line if near[i] else "..." for i, line in enumerate(lines) if near[i] or i == 0 or near[i - 1]), sep="\n")
 done = re.findall(r"step (\d+) loss ([\d.]+)", seen["log"])
 twice = sorted({int(step) for i, (step, _) in enumerate(done) if step in dict(done[:i])})
 print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {len(set(done)) - len(dict(done))} other losses")
@@ -205,9 +205,9 @@ if slurm:
 # The reference is the same folder under `torchrun`, without any trouble. Three runs are compared with it:
 #
 # - the job of section 2;
-# - a run under **Ray Train**, recorded on another day, so its gap may not be the launcher's. Ray starts all workers anew when one dies:
-#   one was killed after the save of step 4;
-# - a planted fault: after four steps it goes on from its save without Adam's moments and step count. The next cell writes it.
+# - a run under **Ray Train**, recorded on another day, so its gap may not be the launcher's: one worker was killed after the save of
+#   step 4, and all start anew;
+# - a planted fault: after four steps it goes on from its save without Adam's moments and step count.
 
 # %%
 _ = (folder / "forgets.py").write_text('''import train
@@ -257,7 +257,7 @@ print(f"{'Adam states lost':<21} step 29 {faulty[29]:.7f}, relative gap at most 
 # they do not.
 #
 # These runs also share what no fault tests here: a batch depends on its step alone, and the number of ranks stays. With dropout, save
-# the random generators' states, too. With a `DataLoader`, save its place with torchdata's `StatefulDataLoader`.
+# the random generators' states, too, and with a `DataLoader` its place.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
 # the job's number into the folder's name: a requeue keeps it, and a new <code>sbatch</code> begins from nothing.</div>
@@ -273,20 +273,20 @@ print(f"{'Adam states lost':<21} step 29 {faulty[29]:.7f}, relative gap at most 
 ANSWERS = {
     "kubernetes.yaml": {
         "restartPolicy": "a container that ends is not started again in its pod",
-        "backoffLimitPerIndex": "the Job makes a new pod instead, so often for each number",
+        "backoffLimitPerIndex": "the Job makes a new pod instead, at most this often for each number",
         "node-rank": "the new pod has the old one's number, and gives it to torchrun",
     },
-    "ray_train.py": {"max_failures": "all workers start anew, so often"},
+    "ray_train.py": {"max_failures": "all workers start anew, at most this often"},
     "skypilot.yaml": {
         "strategy": "nodes are gone: look in another region at once",
-        "max_restarts": "the script failed: start it again, so often",
+        "max_restarts": "the script failed: start it again, at most this often",
     },
 }
 for name, meanings in ANSWERS.items():
     print(name)
     for word, meaning in meanings.items():
         line = next(line for line in (folder / name).read_text().splitlines() if word in line)
-        print(f"  {line.strip():<46} {meaning}")
+        print(f"  {line.strip().removesuffix('),'):<46} {meaning}")
 
 # %% [markdown]
 # They differ in how they look for a dead node (published defaults of recent versions):
@@ -294,12 +294,11 @@ for name, meanings in ANSWERS.items():
 # | launcher | looks for a dead node |
 # |---|---|
 # | Slurm | gives it up after `SlurmdTimeout`, 300 s, or somewhat later |
-# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | notices it after 50 s; by the file's `podFailurePolicy` the new pod waits until the old one has failed, as when its node is deleted |
+# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | notices it after 50 s; the new pod waits until the old one has failed, as when its node is deleted |
 # | [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) | asks every 3 s, five failures are a death |
 # | [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) | asks every 15 s |
 #
-# When Kubernetes drains a node, it sends SIGTERM 30 s before the kill, and `train.py` saves at SIGTERM, too. If a save may take longer,
-# raise both the pod's `terminationGracePeriodSeconds` and torchrun's own 30 s (`--shutdown-timeout`, in newer versions).
+# When Kubernetes drains a node, it sends SIGTERM 30 s before the kill, and `train.py` saves at SIGTERM, too.
 #
 # **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
 # log's age: a peer that hangs closes no connection, nor does a node that loses power. NCCL's watchdog ends the collective only after 10
@@ -317,11 +316,11 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## Recap
 #
-# A job goes on by three parts: a save, something that notices trouble, and something that starts the job again. Under Slurm:
+# A job goes on by three parts. Under Slurm:
 #
 # | trouble | the save | who notices | who starts it again |
 # |---|---|---|---|
-# | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue`; or `job.slurm`, if `srun` ends first and its own node, the job's first, lives |
+# | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue`; or `job.slurm`, if its node lives and `srun` ends first |
 # | a rank fails (not run here) | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
 # | the time limit comes (here its signal) | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
 #
@@ -395,9 +394,9 @@ for name, meanings in ANSWERS.items():
 #
 # out = trainer.args.output_dir
 # os.makedirs(out, exist_ok=True)
-# for save in pathlib.Path(out).glob("checkpoint-*"):  # trainer_state.json is written last; a save at SIGTERM has a marker until then
+# for save in pathlib.Path(out).glob("checkpoint-*"):
 #     if (save / "checkpoint-is-incomplete.txt").exists() or not (save / "trainer_state.json").exists():
-#         shutil.rmtree(save)  # a save that was cut off
+#         shutil.rmtree(save)  # cut off: trainer_state.json comes last
 # trainer.train(resume_from_checkpoint=get_last_checkpoint(out))
 # if trainer.state.global_step < trainer.state.max_steps:
 #     sys.exit(75)
