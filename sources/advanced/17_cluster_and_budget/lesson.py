@@ -14,8 +14,7 @@
 # **The question.** A node dies under your job, and later its time limit comes. What makes the job go on, and are its losses those of
 # a run without trouble?
 #
-# A job goes on by three parts: a save, something that notices trouble, and something that starts the job again. In this run its
-# losses agree to a millionth with those of a run without trouble. Without the optimizer's states they do not.
+# In this run its losses agree to a millionth with those of a run without trouble. Without the optimizer's states they do not.
 #
 # You run one script on a real Slurm, whose three nodes share your machine. You kill a node, and send the job the signal that
 # comes before a time limit. [Lesson 17a](17a_what_a_run_costs.ipynb) asks what a run costs.
@@ -62,7 +61,7 @@ stored = {row["quantity"]: (row, record) for name in ("cluster_runs", "cluster_t
 #
 # `export` writes a plan as one training script and a file for each launcher. The plan is a tiny model under ZeRO-3, on two nodes of
 # one rank each. The first launcher is **Slurm**, the [queue](../00_glossary.ipynb) of a shared cluster. A *job* is a script with the nodes
-# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own.
+# that it wants. The cell starts a real one here: a controller, and three nodes with networks of their own and pretended GPUs.
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
@@ -135,25 +134,26 @@ print(f"your bet: {my_bet_commands} commands; it took none (the notebook's scanc
 print(seen["decisions"], seen["accounting"], sep="\n\n")
 
 # %% [markdown]
-# The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING`) the log names no failure. The
+# The first time it was Slurm itself, for the dead node; `--requeue` allows that. The second time (`PENDING` here) the log names no failure. The
 # job's own output, below, has the reason: `srun` reports exit code 75, for which `job.slurm` calls `scontrol requeue`.
 #
 # A third trouble, not run here, is a rank that fails on a healthy node. `srun` gives up 60 s after the first rank has ended
 # (`--wait=60`), and the `elif` requeues, at most three times after the same save. If a dead node's connections close, this may come
-# before Slurm's 300 s are over.
+# before Slurm's 300 s are over, unless it is the job's first node: `job.slurm` runs there.
 #
 # Is anything lost? This is what the job printed around its restarts (steps and errors alone):
 
 # %%
 lines = seen["log"].splitlines()
 near = [any("srun" in line for line in lines[max(0, i - 3) : i + 4]) for i in range(len(lines))]
-print(*(line if near[i] else "..." for i, line in enumerate(lines) if near[i] or near[i - 1]), sep="\n")
+print(*(line if near[i] else "..." for i, line in enumerate(lines) if near[i] or i == 0 or near[i - 1]), sep="\n")
 done = re.findall(r"step (\d+) loss ([\d.]+)", seen["log"])
 twice = sorted({int(step) for i, (step, _) in enumerate(done) if step in dict(done[:i])})
 print(f"\n{len(dict(done))} of 30 steps have a loss; done twice: {twice}, with {len(set(done)) - len(dict(done))} other losses")
 
 # %% [markdown]
-# After the dead node the steps since the last save ran again, with the same losses. After the signal no step ran twice.
+# After the dead node the steps since the last save ran again, with the same losses. After the signal no step ran twice. The
+# losses do not fall: the tokens are random.
 #
 # **Question.** Another job's last whole save was made after four steps. It had printed the losses of steps 0 to 5 when its node died. How
 # many steps are computed twice?
@@ -205,8 +205,9 @@ if slurm:
 # The reference is the same folder under `torchrun`, without any trouble. Three runs are compared with it:
 #
 # - the job of section 2;
-# - a recorded run under **Ray Train**, which starts all workers anew when one dies: one was killed after the save of step 4;
-# - a planted fault: after four steps it goes on from its save without Adam's moments and step count. The next cell writes it.
+# - a run under **Ray Train**, recorded on another day, so its gap may not be the launcher's: one worker was killed after the save of
+#   step 4, and all start anew;
+# - a planted fault: after four steps it goes on from its save without Adam's moments and step count.
 
 # %%
 _ = (folder / "forgets.py").write_text('''import train
@@ -256,12 +257,12 @@ print(f"{'Adam states lost':<21} step 29 {faulty[29]:.7f}, relative gap at most 
 # they do not.
 #
 # These runs also share what no fault tests here: a batch depends on its step alone, and the number of ranks stays. With dropout, save
-# the random generators' states, too. With a `DataLoader`, save its place with torchdata's `StatefulDataLoader`.
+# the random generators' states, too, and with a `DataLoader` its place.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Jobs that share a folder of saves go on from each other's. So <code>job.slurm</code> puts
 # the job's number into the folder's name: a requeue keeps it, and a new <code>sbatch</code> begins from nothing.</div>
 #
-# ## 5. Kubernetes, Ray and SkyPilot have the same parts
+# ## 5. Kubernetes, Ray and SkyPilot
 #
 # On **Kubernetes**, `kubernetes.yaml` makes a Job of numbered **pods**, one for each node, each with a *container* that
 # runs torchrun. (`trainjob.yaml` is for Kubeflow's trainer.) The `Dockerfile` builds it on NVIDIA's image, which has its own PyTorch, CUDA
@@ -272,33 +273,32 @@ print(f"{'Adam states lost':<21} step 29 {faulty[29]:.7f}, relative gap at most 
 ANSWERS = {
     "kubernetes.yaml": {
         "restartPolicy": "a container that ends is not started again in its pod",
-        "backoffLimitPerIndex": "the Job makes a new pod instead, so often for each number",
+        "backoffLimitPerIndex": "the Job makes a new pod instead, at most this often for each number",
         "node-rank": "the new pod has the old one's number, and gives it to torchrun",
     },
-    "ray_train.py": {"max_failures": "all workers start anew, so often"},
+    "ray_train.py": {"max_failures": "all workers start anew, at most this often"},
     "skypilot.yaml": {
         "strategy": "nodes are gone: look in another region at once",
-        "max_restarts": "the script failed: start it again, so often",
+        "max_restarts": "the script failed: start it again, at most this often",
     },
 }
 for name, meanings in ANSWERS.items():
     print(name)
     for word, meaning in meanings.items():
         line = next(line for line in (folder / name).read_text().splitlines() if word in line)
-        print(f"  {line.strip():<46} {meaning}")
+        print(f"  {line.strip().removesuffix('),'):<46} {meaning}")
 
 # %% [markdown]
-# They differ in how soon they notice a dead node (published defaults of recent versions):
+# They differ in how they look for a dead node (published defaults of recent versions):
 #
-# | launcher | notices a dead node |
+# | launcher | looks for a dead node |
 # |---|---|
-# | Slurm | after `SlurmdTimeout`, 300 s, or somewhat later |
-# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | after 50 s; by the file's `podFailurePolicy` the new pod waits until the old one has failed, as when its node is deleted |
+# | Slurm | gives it up after `SlurmdTimeout`, 300 s, or somewhat later |
+# | [Kubernetes](https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/) | notices it after 50 s; the new pod waits until the old one has failed, as when its node is deleted |
 # | [Ray Train](https://github.com/ray-project/ray/blob/master/src/ray/common/ray_config_def.h) | asks every 3 s, five failures are a death |
 # | [SkyPilot](https://github.com/skypilot-org/skypilot/blob/master/sky/jobs/utils.py) | asks every 15 s |
 #
-# When Kubernetes drains a node, it sends SIGTERM 30 s before the kill, and `train.py` saves at SIGTERM, too. If a save may take longer,
-# raise both the pod's `terminationGracePeriodSeconds` and torchrun's own 30 s (`--shutdown-timeout`, in newer versions).
+# When Kubernetes drains a node, it sends SIGTERM 30 s before the kill, and `train.py` saves at SIGTERM, too.
 #
 # **What to watch.** The losses, in files that outlive the job: TensorBoard writes a folder, and so does W&B with `mode="offline"`. And the
 # log's age: a peer that hangs closes no connection, nor does a node that loses power. NCCL's watchdog ends the collective only after 10
@@ -320,7 +320,7 @@ for name, meanings in ANSWERS.items():
 #
 # | trouble | the save | who notices | who starts it again |
 # |---|---|---|---|
-# | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue`; `job.slurm`, if `srun` ends first |
+# | a node dies | the last one | Slurm, by the node's silence | Slurm, by `--requeue`; or `job.slurm`, if its node lives and `srun` ends first |
 # | a rank fails (not run here) | the last one | `srun`, by its exit code | `job.slurm`, three times after the same save |
 # | the time limit comes (here its signal) | a new one, after the same step on all ranks | the ranks, by `USR1` | `job.slurm`, at exit code 75 |
 #
@@ -342,7 +342,7 @@ for name, meanings in ANSWERS.items():
 # %% [markdown]
 # ## On Monday
 #
-# Below your own `#SBATCH` lines, these do what `job.slurm` does:
+# Below your own `#SBATCH` lines, these requeue as `job.slurm` does:
 #
 # ```bash
 # #SBATCH --requeue --open-mode=append --signal=USR1@120
@@ -384,9 +384,9 @@ for name, meanings in ANSWERS.items():
 # **With torchrun.** Under `srun torchrun` add `--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`. torchrun then hands `USR1` to
 # its ranks, gives them 30 s, and ends with 1. The script's `elif` requeues that.
 #
-# **With a `Trainer`** of transformers, on one rank, write `--signal=TERM@120` and set `enable_jit_checkpoint=True`. At SIGTERM it saves and
-# ends with 0, finished or not; these lines make "not finished" 75. On several ranks each would stop for itself: use the loop above.
-# With early stopping test for that, too, or a job that is done starts again.
+# **With a `Trainer`** of transformers 5, on one rank, write `--signal=TERM@120`, set `enable_jit_checkpoint=True`, and save into `$saves`:
+# `--output_dir "$saves"` for `--saves "$saves"`, logs elsewhere. At SIGTERM it saves and ends with 0, finished or not; these lines make
+# "not finished" 75. On several ranks use the loop above. With early stopping test for that, too, or a job that is done starts again.
 #
 # ```python
 # import os, pathlib, shutil, sys
@@ -394,8 +394,9 @@ for name, meanings in ANSWERS.items():
 #
 # out = trainer.args.output_dir
 # os.makedirs(out, exist_ok=True)
-# for marker in pathlib.Path(out).glob("checkpoint-*/checkpoint-is-incomplete.txt"):
-#     shutil.rmtree(marker.parent)  # a save that was cut off
+# for save in pathlib.Path(out).glob("checkpoint-*"):
+#     if (save / "checkpoint-is-incomplete.txt").exists() or not (save / "trainer_state.json").exists():
+#         shutil.rmtree(save)  # cut off: trainer_state.json comes last
 # trainer.train(resume_from_checkpoint=get_last_checkpoint(out))
 # if trainer.state.global_step < trainer.state.max_steps:
 #     sys.exit(75)

@@ -94,8 +94,11 @@ def block_3(text: str) -> None:
         torn = out / "checkpoint-19"
         torn.mkdir()
         (torn / "checkpoint-is-incomplete.txt").touch()
+        (torn / "trainer_state.json").write_text("{}")
+        periodic = out / "checkpoint-18"  # it has no marker
+        periodic.mkdir()
         second = _steps(script, out, code=0)
-        assert not torn.exists(), "a save that was cut off goes"
+        assert not torn.exists() and not periodic.exists(), "a save that was cut off goes"
     assert 2 <= len(first) < 20, f"it stops before its last step: {first}"
     assert len(saved) == 1, f"it saves once: {saved}"
     at = int(saved[0].removeprefix("checkpoint-"))

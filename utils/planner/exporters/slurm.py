@@ -23,7 +23,7 @@ SCRIPT = """\
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
 
-# All ranks meet at the first node; each job has a port of its own.
+# All ranks meet at the first node; the port comes from the job's number.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT{variables}
