@@ -13,11 +13,12 @@
 #
 # **One question.** A training run is out of memory: *what filled it?*
 #
-# **Four forms of the answer.** **a.** Free bytes in pieces too small. **b.** Something outside of PyTorch. **c.** Something
-# kept from step to step. **d.** One moment that is too large. The error's sizes show whether to suspect a or b; the bytes alive
+# **Four forms of the answer.** **a.** Free bytes in pieces too small. **b.** Something outside of this process's PyTorch.
+# **c.** Something kept from step to step. **d.** One moment that is too large. The error's sizes show whether to suspect a or b; the bytes alive
 # after each step tell c from d.
 #
-# **Promise.** You say which letter each of seven training runs, our *patients*, has; then each is cured with the same losses.
+# **Promise.** You say which letter each of seven training runs, our *patients*, has; then each is brought under its
+# budget, patient 3 on a simulated card, with the same losses.
 # New words stand in the [glossary](../00_glossary.ipynb).
 #
 # | minutes | hardware | runs |
@@ -130,18 +131,19 @@ pd.DataFrame(shares).T
 # **Read it.** Shares are of the card. The error raises two suspicions:
 #
 # - **a.** *In pieces* is a tenth or more, and with *free* it would have served the request.
-# - **b.** Something beside PyTorch holds a tenth or more: **b1** this process (a library, NCCL, the CUDA context), **b2** others.
+# - **b.** Something beside this process's PyTorch holds a tenth or more: **b1** this process (a library, NCCL, the CUDA
+#   context), **b2** others.
 #
 # Neither? Then look at the run:
 #
 # - **c.** *Do the bytes alive after each step grow,* though no later step needs them?
-# - **d.** *If not,* one moment is too large. A request for most of the card, as CADS's 72%, is such a moment by itself.
+# - **d.** *If not,* one moment is too large.
 #
 # The two causes that are told fit (returnn, EveryVoice). The tenth is our choice: at 5% EveryVoice would be b1, at 20% lerf and
 # MGFN lose their b.
 #
-# **Your turn.** No patient has b. Here are the complaints and loops (without `zero_grad` and each step's loss), then what
-# the meter found. Which letter is each?
+# **Your turn.** No patient has b. Here are the owners' complaints and the loops (without `zero_grad` and each step's
+# loss; 2 does not checkpoint yet), then what the meter found. Which letter is each, patient 3 by its error?
 
 # %%
 def after_steps(found):
@@ -163,8 +165,9 @@ letters = {"patient 1": ..., "patient 2": ..., "patient 3": ..., "patient 4": ..
 check("10.letters", letters)
 
 # %% [markdown]
-# **Read it.** Patients 1 and 6 grow, and no later step needs what they keep: c. Patient 3 needs what it keeps; its own error
-# raises a. The others do not grow from the second step to the last: d. From here each has a name.
+# **Read it.** Patients 1 and 6 grow, and no later step needs what they keep: c. So does patient 3, by this test: after the loop
+# it needs its first features and one number per later step. Its error raises a, and a is what section 4
+# treats. The others do not grow from the second step to the last: d. From here each has a name.
 #
 # ## 2. Something is kept
 #
@@ -467,7 +470,7 @@ print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative
 #
 # **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)** (not run here):
 # `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. In its timeline look for
-# `cudaFree` in later steps: segments were given back.
+# `cudaFree` in later steps: segments were given back (not so with expandable segments).
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
@@ -479,7 +482,7 @@ print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative
 #
 # ## 6. In which order?
 #
-# The cause first. Would a general cure alone have done? Two are tried on all: each batch in eight parts (`parts=8` in the loops of
+# The cause first. What would a general cure save? Two are tried on all: each batch in eight parts (`parts=8` in the loops of
 # section 1; four rows in four), and each layer computed again in backward. What they cost in time is not shown here.
 
 # %%
@@ -498,6 +501,8 @@ print(f"losses over {LOSS_TOLERANCE:.0e} apart:", ", ".join(apart) or "none")
 counts = {least: {cure: sum(share > least for share, _ in row.values()) for cure, row in tried.items()} for least in (0.05, 0.1, 0.2)}
 for least, count in counts.items():
     print(f"saved more than {least:.0%}:", ", ".join(f"{cure} {many} of 7" for cure, many in count.items()))
+for cure, row in treated.items():
+    print(f"under its budget with {cure}:", ", ".join(name for name, found in row.items() if found.fits) or "none")
 for name in ("kept_graph", "forgotten_reference"):
     growth = {"as it came": after_steps(before[name]), "in eight parts": after_steps(treated["eight parts"][name])}
     print(f"{name} grows per step:", ", ".join(f"{way} {(a[-1] - a[1]) / (len(a) - 2) / MIB:.2f} MiB" for way, a in growth.items()))
@@ -513,8 +518,7 @@ for name in patients:
 
 # %% [markdown]
 # **Read it.** A smaller batch saves more than a tenth for four of the seven. Two of these are leaks, and grow in each step as
-# before. A minus marks a patient made worse. The script of `large_vocabulary` does not checkpoint yet: its 2% is its owner's
-# complaint.
+# before. A minus marks a patient made worse. "Saved" is not "fits": the lines "under its budget" tell, for these few steps.
 #
 # ## Recap
 #
@@ -610,7 +614,7 @@ for name in patients:
 # ```
 #
 # **Who made what grew**, with `made_by` of section 5, for the rank that died (torchrun ends the others). After a death read
-# its `oom` file in place of `step53`:
+# its `oom` file in place of `step53`; it holds that step's activations and gradients too:
 #
 # ```python
 # import pickle

@@ -1,6 +1,6 @@
 """A language model whose batches hold texts of like length, cut to one length: some are long.
 
-"It ran for hours, then it died. With another seed it dies at another step."
+"It ran for hours, then it died."
 """
 
 from __future__ import annotations

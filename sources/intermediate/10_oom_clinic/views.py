@@ -189,7 +189,7 @@ def draw_four_ways(
         stairs.set_ylabel("alive (MiB)")
         titles = (
             "a. In pieces: none is large enough\n(a patient, simulated)",
-            f"b. Not PyTorch's: the hatched bars\n({card.source}, published)",
+            f"b. Not this process's PyTorch: hatched\n({card.source}, published)",
             "c. Kept from step to step\n(a patient, measured)",
             "d. One moment is too large\n(a patient, measured)",
         )
