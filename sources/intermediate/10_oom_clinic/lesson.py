@@ -139,8 +139,7 @@ pd.DataFrame(shares).T
 # - **c.** *Do the bytes alive after each step grow,* though no later step needs them?
 # - **d.** *If not,* one moment is too large.
 #
-# The two causes that are told fit (returnn, EveryVoice). The tenth is our choice: at 5% EveryVoice would be b1, at 20% lerf and
-# MGFN lose their b.
+# The two causes that are told fit (returnn, EveryVoice). The tenth is our choice.
 #
 # **Your turn.** No patient has b. Here are the owners' complaints and the loops (without `zero_grad` and each step's
 # loss; 2 does not checkpoint yet), then what the meter found. Which letter is each, patient 3 by its error?
@@ -165,9 +164,9 @@ letters = {"patient 1": ..., "patient 2": ..., "patient 3": ..., "patient 4": ..
 check("10.letters", letters)
 
 # %% [markdown]
-# **Read it.** Patients 1 and 6 grow, and no later step needs what they keep: c. So does patient 3, by this test: after the loop
-# it needs its first features and one number per later step. Its error raises a, and a is what section 4
-# treats. The others do not grow from the second step to the last: d. From here each has a name.
+# **Read it.** Patients 1 and 6 grow, and no later step needs what they keep: c. So does patient 3, by this
+# test: its first features and a number per step would do. Its error raises a, which section 4 treats. The others do not
+# grow from the second step to the last: d. From here each has a name.
 #
 # ## 2. Something is kept
 #
@@ -181,7 +180,7 @@ check("10.letters", letters)
 script(patients["kept_graph"], "        for tokens in", "    return")
 
 # %% [markdown]
-# Neither sum is detached. **Question.** Which of the two keeps megabytes alive? Answer `"total_loss"`, `"total_size"`
+# **Question.** Which of the two keeps megabytes alive? Answer `"total_loss"`, `"total_size"`
 # or `"both"`.
 
 # %%
@@ -430,7 +429,8 @@ show(here.root / "docs" / "memory_viz.png",
 
 # %% [markdown]
 # **Read it.** One snapshot's largest bytes are the states'. The difference names norms, whose outputs the hook keeps. The viewer
-# [memory_viz](https://pytorch.org/memory_viz) opens such files: a row is a segment, white is free.
+# [memory_viz](https://pytorch.org/memory_viz) opens such files: a row is a segment, white is
+# free, the hole too small for 20 MiB.
 #
 # **Who holds it?** Python knows some of what refers to a tensor:
 
@@ -469,8 +469,7 @@ print(f"{write_trace_page(files / 'large_vocabulary_trace.html', trace).relative
 # other products.
 #
 # **[Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)** (not run here):
-# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`. In its timeline look for
-# `cudaFree` in later steps: segments were given back (not so with expandable segments).
+# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
@@ -518,7 +517,7 @@ for name in patients:
 
 # %% [markdown]
 # **Read it.** A smaller batch saves more than a tenth for four of the seven. Two of these are leaks, and grow in each step as
-# before. A minus marks a patient made worse. "Saved" is not "fits": the lines "under its budget" tell, for these few steps.
+# before. "Saved" is not "fits": the lines "under its budget" tell, for these few steps.
 #
 # ## Recap
 #
