@@ -88,7 +88,7 @@ highest_usd = Question(
         3 * _HIGHEST_USD: "Forward takes 2 FLOP a parameter and token, backward 4: 6 in all.",
     },
     nudge="6 N D over (FLOP/s x MFU x 3600) are GPU hours. Dollars over hours are the price.",
-    note=f"$1,000,000 over 396,000 GPU hours = ${_HIGHEST_USD:.2f}: less than the $2.79 asked",
+    note=f"$1,000,000 over {1e6 / _HIGHEST_USD:,.0f} GPU hours = ${_HIGHEST_USD:.2f}: less than the $2.79 asked",
     expected="dollars a GPU hour",
 )
 
